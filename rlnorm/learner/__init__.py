@@ -1,0 +1,1 @@
+"""Learners: Ray actors, one per rank, that train the policy with DeepSpeed."""

@@ -1,0 +1,1 @@
+"""Rollout: Ray actors that hold vLLM engines, and the pool that shares prompts out among them."""

@@ -1,0 +1,1 @@
+"""Tracking: metrics to files and services, progress to the terminal, results to plots."""
