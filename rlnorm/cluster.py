@@ -114,6 +114,8 @@ class Cluster:
             **{key: os.environ[key] for key in QUIET},
             "OMP_NUM_THREADS": str(slot.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # on the CPU vLLM would compile its sampler with g++, which not every machine has
+            **({"TORCH_COMPILE_DISABLE": "1"} if resolve_device(self.config) == "cpu" else {}),
             "VLLM_CPU_KVCACHE_SPACE": str(self.config.rollout.kv_cache_gib),
             # deterministic reductions, whoever asks for them
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -82,7 +82,11 @@ class RolloutWorker:
             "weight_transfer_config": WeightTransferConfig(backend=HOST_BACKEND),
             "worker_extension_cls": "rlnorm.weight_transfer.host.HostWorkerExtension",
         }
-        if not on_cpu:
+        if on_cpu:
+            # vLLM takes back the random draw of a half-done prompt, which a CPU generator cannot
+            arguments["enable_chunked_prefill"] = False
+            arguments["max_num_batched_tokens"] = max(8192, spec.max_length)
+        else:
             arguments["gpu_memory_utilization"] = spec.gpu_memory_utilization
         try:
             self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
