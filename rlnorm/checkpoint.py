@@ -84,7 +84,7 @@ def latest_good(folder: Path) -> tuple[Path | None, list[str]]:
     Raises:
         UserError: there are checkpoints, and none is whole.
     """
-    warnings = []
+    warnings: list[str] = []
     checkpoints = list_checkpoints(folder)
     for checkpoint in reversed(checkpoints):
         fault = fault_of(checkpoint)

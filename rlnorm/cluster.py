@@ -120,7 +120,7 @@ class Cluster:
             # deterministic reductions, whoever asks for them
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         }
-        remote = ray.remote(cls).options(
+        remote: Any = ray.remote(cls).options(
             name=None,
             num_cpus=slot.cpus,
             num_gpus=slot.gpus,

@@ -103,9 +103,7 @@ def _parse(text: str) -> Override:
         override: Override = OverridesParser.create().parse_overrides([text])[0]
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"The override {text!r} is not of the form key=value ({reason})."
-        ) from None
+        raise UserError(f"The override {text!r} is not of the form key=value ({reason}).") from None
     if override.is_delete() or override.is_sweep_override():
         raise UserError(f"The override {text!r} must set one value: key=value.")
     return override
@@ -150,7 +148,7 @@ def _apply(content: dict[str, Any], override: Override) -> None:
                 raise UserError(f"{override.key_or_group} cannot be set: {key} is not a section.")
             node[parent] = {}
         node = node[parent]
-    value = override.value()
+    value: Any = override.value()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # keep the text, so that a name such as 010 or 1e3 stays what was typed
         value = _Literal(value, (override.input_line or "").partition("=")[2])
@@ -207,9 +205,7 @@ def _check(value: Any, wanted: Any, key: str) -> Any:
                 raise UserError(f"{full} is not a config key; {_hint(full, key, names)}")
             checked[name] = _check(inner, hints[name], full)
         return checked
-    options = (
-        typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
-    )
+    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     if str in options and isinstance(value, _Literal):
         return value.text
     if isinstance(value, _Literal):

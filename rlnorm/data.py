@@ -104,7 +104,9 @@ def _read_local(path: Path, key: str) -> list[dict[str, Any]]:
         return _read_jsonl(path)
     kinds = {".json": "json", ".parquet": "parquet", ".csv": "csv"}
     if path.suffix not in kinds:
-        raise UserError(f"{key} is {str(path)!r}; it must end in one of {', '.join(LOCAL_FORMATS)}.")
+        raise UserError(
+            f"{key} is {str(path)!r}; it must end in one of {', '.join(LOCAL_FORMATS)}."
+        )
     import datasets
 
     try:
@@ -189,9 +191,7 @@ def _column(key: str, wanted: str | None, rows: list[dict[str, Any]], path: str)
     has = ", ".join(map(str, rows[0]))
     if wanted is not None:
         raise UserError(f"{key} is {wanted!r}, and {path!r} has no such column; it has {has}.")
-    raise UserError(
-        f"{key} is not set, and {path!r} has none of {', '.join(usual)}; it has {has}."
-    )
+    raise UserError(f"{key} is not set, and {path!r} has none of {', '.join(usual)}; it has {has}.")
 
 
 def encode_prompts(questions: list[str], config: DataConfig, tokenizer: Any) -> list[list[int]]:

@@ -154,9 +154,7 @@ class StepScalars:
     weight_version: Ints
 
     @classmethod
-    def of(
-        cls, block: EpisodeBlock, rewards: dict[str, npt.NDArray[np.float64]]
-    ) -> StepScalars:
+    def of(cls, block: EpisodeBlock, rewards: dict[str, npt.NDArray[np.float64]]) -> StepScalars:
         """The scalars of one block with its rewards (NaN: not scored)."""
         return cls(
             group=block.group,

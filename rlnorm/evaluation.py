@@ -72,4 +72,3 @@ def evaluate(model: str, config: Config, output: Path) -> EvaluationResult:
     finally:
         cluster.close()
     return EvaluationResult(len(prompts), metrics, path)
-

@@ -89,7 +89,9 @@ def load_model_config(config: Config) -> Any:
 def _check_folder(path: str, key: str) -> None:
     """A path that is meant as a folder must exist; a Hub name has at most one slash."""
     local = Path(path).expanduser()
-    if local.exists() or (path.count("/") <= 1 and not path.startswith((".", "/", "~", "prepared"))):
+    if local.exists() or (
+        path.count("/") <= 1 and not path.startswith((".", "/", "~", "prepared"))
+    ):
         return
     hint = ""
     if "prepared/tiny" in path:

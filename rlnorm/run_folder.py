@@ -70,6 +70,8 @@ def _commit() -> str | None:
         ).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "HEAD") + (
+            "+changes" if git("status", "--porcelain", "-uno") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None

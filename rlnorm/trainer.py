@@ -52,12 +52,20 @@ class Outcome:
 class Trainer:
     """One run, from its checked config and inputs; a context manager that ends its processes."""
 
+    cluster: Cluster
+    rollout: RolloutPool
+    learners: LearnerGroup
+    rewards: Any
+    metrics: MetricsWriter
+
     def __init__(self, config: Config, inputs: Inputs) -> None:
         self.config = config
         self.inputs = inputs
         self.run = Path(config.trainer.output_dir) / str(config.trainer.name)
         self.stream = PromptStream(len(inputs.train), config.trainer.seed, config.data.shuffle)
         self.step = 0
+        self.last_accuracy: float | None = None
+        self._recording: Any = None
         self._stop = StopRequest()
 
     def train(self) -> Outcome:
@@ -157,8 +165,8 @@ class Trainer:
         first = self.stream.consumed
         rows = self.stream.take(config.trainer.prompts_per_step)
         return [
-            Request(row, first + place, sample, episode_seed(config.trainer.seed, first + place, sample))
-            for place, row in enumerate(rows)
+            Request(row, group, sample, episode_seed(config.trainer.seed, group, sample))
+            for group, row in enumerate(rows, start=first)
             for sample in range(config.rollout.samples_per_prompt)
         ]
 
@@ -202,7 +210,7 @@ class Trainer:
             check_resumable(state["config"], config)
             self.step = int(state["step"])
             self.stream.consumed = int(state["consumed"])
-            say(f"Going on from {checkpoint}: {self.step} of {config.trainer.steps} steps are made.")
+            say(f"Going on from {checkpoint}: {self.step} of {config.trainer.steps} steps made.")
         self.run.mkdir(parents=True, exist_ok=True)
         keep_rows_until(self.run / "metrics.jsonl", self.step if state else -1)
         save_config(config, self.run / "config.yaml")
@@ -211,8 +219,7 @@ class Trainer:
             for row in read_metrics(self.run / "metrics.jsonl")
             if row["kind"] == "eval"
         ]
-        self.last_accuracy: float | None = accuracies[-1] if accuracies else None
-        self._recording: Any = None
+        self.last_accuracy = accuracies[-1] if accuracies else None
         self._stop.listen()
         self.cluster = Cluster(config)
         try:
@@ -339,6 +346,3 @@ class StopRequest:
             raise KeyboardInterrupt
         self.requested = True
         warn("Stopping after this step, which is saved; once more stops at once and saves nothing.")
-
-
-

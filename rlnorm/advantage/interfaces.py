@@ -30,7 +30,7 @@ class Shaped:
     scale: Tensor | None = None
 
 
-class Stage(ABC):
+class Stage(ABC):  # noqa: B024  (a base of abstract classes)
     """Anything the pipeline holds. `name` is set by the registry."""
 
     name: ClassVar[str] = ""

@@ -50,9 +50,7 @@ def share_out(lengths: Ints, ranks: int) -> list[Ints]:
     return [np.asarray(share, dtype=np.int64) for share in shares]
 
 
-def fill_up(
-    indices: Ints, lengths: Ints, max_tokens: int, max_episodes: int | None
-) -> list[Ints]:
+def fill_up(indices: Ints, lengths: Ints, max_tokens: int, max_episodes: int | None) -> list[Ints]:
     """Cut a rank's episodes into micro-batches of similar length, each within the limits.
 
     `max_tokens` counts padding: the longest episode's length times the number of episodes.

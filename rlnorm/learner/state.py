@@ -68,17 +68,17 @@ def read_weights(folder: Path, model: nn.Module) -> None:
             seen.add(name)
     missing = parameters.keys() - seen
     if missing:
-        raise ValueError(f"the checkpoint lacks {len(missing)} parameters, such as {min(missing)!r}")
+        raise ValueError(
+            f"the checkpoint lacks {len(missing)} parameters, such as {min(missing)!r}"
+        )
 
 
-def load_learner_state(
-    folder: Path, engine: Any, named: dict[str, nn.Parameter], rank: int
-) -> int:
+def load_learner_state(folder: Path, engine: Any, named: dict[str, nn.Parameter], rank: int) -> int:
     """Fill optimizer state and float32 weights; returns the number of updates made.
 
     The optimizer's state must exist (one step of size 0 makes it).
     """
-    files = {}
+    files: dict[str, Any] = {}
     updates = 0
     for path in sorted(folder.glob("rank_*.safetensors")):
         file = safe_open(path, "pt")

@@ -113,8 +113,8 @@ class LearnerWorker:
             # else it compiles a C++ extension at start, which needs a compiler and half a minute;
             # gloo does the same work
             deepspeed.ops.__compatible_ops__ = {}
-        self.device = torch.device(spec.device, local) if spec.device == "cuda" else torch.device(
-            "cpu"
+        self.device = (
+            torch.device(spec.device, local) if spec.device == "cuda" else torch.device("cpu")
         )
         dtype = getattr(torch, spec.dtype)
         model = load_model(
@@ -148,7 +148,9 @@ class LearnerWorker:
         )
         if checkpoint is not None:
             self._make_optimizer_state()
-            self.updates = load_learner_state(Path(checkpoint), self.engine, self._named(), self.rank)
+            self.updates = load_learner_state(
+                Path(checkpoint), self.engine, self._named(), self.rank
+            )
         return {
             "parameters": sum(zero.size_of(p) for p in model.parameters()),
             "deepspeed": deepspeed.__version__,

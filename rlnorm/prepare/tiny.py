@@ -21,6 +21,8 @@ from rlnorm.files import write_text
 
 HELD_OUT = 200
 """Problems that neither the warm start nor the training sees."""
+VALIDATION = 400
+"""Problems that tell the warm start when to stop; the training may use them."""
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|unknown|>"]
 CHAT_TEMPLATE = (
@@ -53,7 +55,9 @@ class TinySettings:
     check_every: int = 10
 
 
-def prepare_tiny(folder: Path, seed: int = 0, settings: TinySettings | None = None) -> dict[str, Any]:
+def prepare_tiny(
+    folder: Path, seed: int = 0, settings: TinySettings | None = None
+) -> dict[str, Any]:
     """Make model, tokenizer, train.jsonl and test.jsonl in `folder`.
 
     Returns what was made: parameters, warm-start steps, accuracy on the validation problems.
@@ -76,8 +80,8 @@ def prepare_tiny(folder: Path, seed: int = 0, settings: TinySettings | None = No
     random.Random(seed).shuffle(problems)
     test, validation, train = (
         problems[:HELD_OUT],
-        problems[HELD_OUT : 2 * HELD_OUT],
-        problems[2 * HELD_OUT :],
+        problems[HELD_OUT : HELD_OUT + VALIDATION],
+        problems[HELD_OUT + VALIDATION :],
     )
     steps, accuracy = warm_start(model, tokenizer, train, validation, settings, seed)
     model.save_pretrained(temporary / "model")
@@ -186,9 +190,7 @@ def _encode(tokenizer: Any, problems: list[tuple[int, int]]) -> tuple[Tensor, Te
         )
         for a, b in problems
     ]
-    answers = [
-        [*tokenizer(str(a + b))["input_ids"], tokenizer.eos_token_id] for a, b in problems
-    ]
+    answers = [[*tokenizer(str(a + b))["input_ids"], tokenizer.eos_token_id] for a, b in problems]
     width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     ids = torch.full((len(problems), width), tokenizer.pad_token_id)
     labels = torch.full_like(ids, -100)

@@ -31,7 +31,7 @@ class Reward(ABC):
         """Whether each gold answer can be matched by any response at all."""
         return [True] * len(golds)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most rewards hold nothing)
         """End whatever processes the reward holds."""
 
     def __enter__(self) -> Reward:

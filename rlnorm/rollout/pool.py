@@ -115,6 +115,5 @@ class RolloutPool:
 
     def _all(self, calls: list[Any], timeout_s: float, what: str) -> list[Any]:
         return [
-            get(call, timeout_s, name, what)
-            for name, call in zip(self.names, calls, strict=True)
+            get(call, timeout_s, name, what) for name, call in zip(self.names, calls, strict=True)
         ]

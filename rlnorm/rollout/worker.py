@@ -222,11 +222,11 @@ class _Turns:
             output = await collector.get()
         completion = output.outputs[0]
         ids = list(completion.token_ids)
-        logprobs = [float(step[token].logprob) for step, token in zip(completion.logprobs, ids)]
-        if len(logprobs) != len(ids) or not all(map(math.isfinite, logprobs)):
-            raise RuntimeError(
-                f"vLLM gave {len(ids)} tokens and {len(logprobs)} finite log-probs for one response"
-            )
+        logprobs = [
+            float(step[token].logprob) for step, token in zip(completion.logprobs, ids, strict=True)
+        ]
+        if not all(map(math.isfinite, logprobs)):
+            raise RuntimeError("vLLM gave a log-prob that is not finite")
         return Generation(ids, logprobs, completion.finish_reason == "length", self.version)
 
     def decode(self, token_ids: list[int]) -> str:

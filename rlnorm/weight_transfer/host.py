@@ -58,16 +58,16 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: HostUpdateInfo) -> None:
-        loaded = self.model.load_weights(iter(load_file(update_info.path).items()))
+        loaded = self.model.load_weights(  # type: ignore[operator]
+            iter(load_file(update_info.path).items())
+        )
         self._loaded.update(loaded or ())
 
     def finish_weight_update(self) -> None:
         """Pack again; refuse an update that left a parameter with its old value."""
         finalize_layerwise_reload(self.model, self.model_config)
         expected = {name for name, _ in self.model.named_parameters()}
-        missing = {
-            name for name in expected - self._loaded if not self._tied(name)
-        }
+        missing = {name for name in expected - self._loaded if not self._tied(name)}
         if missing:
             raise RuntimeError(
                 f"weight update left {len(missing)} parameters as they were, such as "
