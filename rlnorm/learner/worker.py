@@ -336,26 +336,7 @@ class LearnerWorker:
         micros = (episodes.micro_batch(indices, self.device) for indices in plan)
         return [module(m.input_ids, m.position, m.target)[0] for m in micros]
 
-    # checks and hand-over ------------------------------------------------------------------
-
-    def gradients(self, scalars: StepScalars, *blocks: EpisodeBlock) -> dict[str, Any]:
-        """The whole gradient of one step's objective by parameter name; makes no update.
-
-        For checks: the answer must not depend on ranks, ZeRO stage, micro-batches or order.
-        """
-        out = self.pipeline(reward_batch(scalars, self.device))
-        episodes = StepEpisodes(list(blocks), out.weight.cpu(), out.factor.cpu())
-        (plan,) = self._plans(scalars, episodes)
-        self._accumulate(plan, episodes, None, 1.0)
-        return {n: zero.full_gradient(p).cpu().numpy() for n, p in self._named().items()}
-
-    def logprobs(self, *blocks: EpisodeBlock) -> list[Any]:
-        """Log-probs of every trainable token, per episode, in the order of the blocks."""
-        count = sum(len(block) for block in blocks)
-        nothing = torch.zeros(count)
-        episodes = StepEpisodes(list(blocks), nothing, nothing)
-        plan = [np.asarray([i], dtype=np.int64) for i in range(count)]
-        return [values.cpu().numpy() for values in self._logprobs(self.engine, plan, episodes)]
+    # hand-over ---------------------------------------------------------------------------
 
     def weight_buckets(self, max_bytes: int) -> list[list[str]]:
         """Parameter names in buckets of about this size, the same on every rank."""

@@ -34,7 +34,8 @@ def write_report(run: Path, title: str) -> Path:
 <title>{html.escape(title)}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; }}
 img {{ max-width: 100%; background: white; }}
 table {{ border-collapse: collapse; }} td, th {{ padding: .2rem .8rem; text-align: right; }}
 pre {{ overflow-x: auto; border: 1px solid gray; padding: 1rem; }}
