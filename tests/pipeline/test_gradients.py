@@ -102,9 +102,7 @@ def test_updates_do_not_depend_on_ranks_and_stage(
     found = []
     for count, stage in ((1, 0), (2, 2), (2, 3)):
         group = ranks(
-            tiny_config(
-                tiny, *settings, f"learner.ranks={count}", f"learner.zero_stage={stage}"
-            )
+            tiny_config(tiny, *settings, f"learner.ranks={count}", f"learner.zero_stage={stage}")
         )
         before = group.all("masters")
         results = [group.all("update", step, *episodes) for step in (1, 2)]
