@@ -20,6 +20,7 @@ from rlnorm.errors import UserError, WorkerError
 if TYPE_CHECKING:
     from rlnorm.config import Config
     from rlnorm.preflight import Inputs
+    from rlnorm.run_folder import Outcome
 
 app = typer.Typer(
     help="Reinforcement learning of language models with swappable, explainable normalization.",
@@ -57,6 +58,7 @@ def train(
     Ctrl-C finishes the step, saves, and says how to go on.
     """
     from rlnorm.checkpoint import list_checkpoints
+    from rlnorm.run_folder import finished, outcome_of
     from rlnorm.tracking.console import say, warn
 
     settings, inputs, warnings = _checked(config, overrides)
@@ -67,6 +69,13 @@ def train(
         raise UserError(f"There is no checkpoint in {str(run / 'checkpoints')!r} to resume from.")
     for line in _arithmetic(settings, inputs):
         say(line)
+    if finished(run, settings):
+        say(
+            f"The run {settings.trainer.name!r} is finished: {settings.trainer.steps} steps are "
+            "made. For more, set trainer.steps higher; for another run, set trainer.name."
+        )
+        _summary(config, run, outcome_of(run, settings.trainer.steps))
+        return
     from rlnorm.trainer import Trainer
 
     again = " ".join(["rlnorm train", str(config), *(overrides or [])])
@@ -80,15 +89,7 @@ def train(
     if not outcome.finished:
         say(f"Stopped after step {outcome.step}, which is saved. To go on: {again}")
         return
-    if outcome.before is not None and outcome.after is not None:
-        say(
-            f"Held-out accuracy: {outcome.before:.1%} before, {outcome.after:.1%} after "
-            f"{outcome.step} steps."
-        )
-    say(f"Learning curve: {run / 'learning_curve.png'}")
-    say(f"Report: {run / 'report.html'}")
-    say(f"Next, another normalizer: rlnorm train {config} advantage=rloo")
-    say(f"Or the trained model as a Hugging Face folder: rlnorm export {run}")
+    _summary(config, run, outcome)
 
 
 @app.command()
@@ -199,6 +200,21 @@ def export(
     from rlnorm.tracking.console import say
 
     say(f"Written: {export_run(run, out)}")
+
+
+def _summary(config: Path, run: Path, outcome: Outcome) -> None:
+    """What was learned, where the report is, what to try next."""
+    from rlnorm.tracking.console import say
+
+    if outcome.before is not None and outcome.after is not None:
+        say(
+            f"Held-out accuracy: {outcome.before:.1%} before, {outcome.after:.1%} after "
+            f"{outcome.step} steps."
+        )
+    say(f"Learning curve: {run / 'learning_curve.png'}")
+    say(f"Report: {run / 'report.html'}")
+    say(f"Next, another normalizer: rlnorm train {config} advantage=rloo")
+    say(f"Or the trained model as a Hugging Face folder: rlnorm export {run}")
 
 
 def _checked(path: Path, overrides: list[str] | None) -> tuple[Config, Inputs, list[str]]:

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlnorm.config import MISSING, Config
+from rlnorm.config import Config, Schedule
 from rlnorm.errors import UserError
 from rlnorm.files import write_text
 
@@ -82,13 +82,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     if not path.is_file():
         raise UserError(f"There is no config file {str(path)!r}.")
     folders = [path.resolve().parent, shipped_configs()]
-    choices: list[str] = []
-    values: list[Override] = []
-    for text in overrides:
-        override = _parse(text)
-        (choices if _is_group(override.key_or_group, folders) else values).append(
-            text if _is_group(override.key_or_group, folders) else override  # type: ignore[arg-type]
-        )
+    parsed = [_parse(text) for text in overrides]
+    choices = {o.key_or_group: str(o.value()) for o in parsed if _is_group(o, folders)}
+    values = [o for o in parsed if not _is_group(o, folders)]
     composed = _compose(path, folders, choices)
     for value in values:
         _apply(composed, value)
@@ -109,22 +105,23 @@ def _parse(text: str) -> Override:
     return override
 
 
-def _is_group(key: str, folders: list[Path]) -> bool:
-    return any((folder / key).is_dir() for folder in folders)
+def _is_group(override: Override, folders: list[Path]) -> bool:
+    """Whether it chooses a config of a group, such as advantage=rloo."""
+    return any((folder / override.key_or_group).is_dir() for folder in folders)
 
 
-def _compose(path: Path, folders: list[Path], choices: list[str]) -> dict[str, Any]:
+def _compose(path: Path, folders: list[Path], choices: dict[str, str]) -> dict[str, Any]:
     """The file, its defaults list and the chosen groups as plain Python values."""
-    for choice in choices:
-        group, _, option = choice.lstrip("+").partition("=")
-        options = sorted({f.stem for folder in folders for f in (folder / group).glob("*.yaml")})
-        if option not in options:
-            hint = _nearest(option, options)
-            raise UserError(f"{group} is {option!r}, and there is no such config; {hint}")
+    files = {group: _group_file(group, option, folders) for group, option in choices.items()}
     search = f"hydra.searchpath=['file://{folders[1]}']"
     try:
+        listed = _listed_groups(path)
+        known = [f"{group}={option}" for group, option in choices.items() if group in listed]
         with initialize_config_dir(version_base="1.3", config_dir=str(folders[0])):
-            composed = compose(config_name=path.name, overrides=[*choices, search])
+            composed = compose(config_name=path.name, overrides=[*known, search])
+        # a file without that group in its defaults, such as a saved run's: the section is replaced
+        for group in choices.keys() - listed:
+            composed = OmegaConf.merge({**composed, group: OmegaConf.load(files[group])})
         content = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -132,6 +129,22 @@ def _compose(path: Path, folders: list[Path], choices: list[str]) -> dict[str, A
     if not isinstance(content, dict):
         raise UserError(f"The config {str(path)!r} must be a mapping.")
     return {str(key): value for key, value in content.items()}
+
+
+def _group_file(group: str, option: str, folders: list[Path]) -> Path:
+    """The file of a group's option; UserError if there is none, with the nearest one."""
+    options = {f.stem: f for folder in reversed(folders) for f in (folder / group).glob("*.yaml")}
+    if option not in options:
+        hint = _nearest(option, options)
+        raise UserError(f"{group} is {option!r}, and there is no such config; {hint}")
+    return options[option]
+
+
+def _listed_groups(path: Path) -> set[str]:
+    """The groups that a config file's defaults list names."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    return {str(g) for entry in defaults or [] if isinstance(entry, dict) for g in entry}
 
 
 def _apply(content: dict[str, Any], override: Override) -> None:
@@ -320,10 +333,13 @@ def save_config(config: Config, path: Path) -> None:
 def differences(saved: dict[str, Any], config: Config) -> list[str]:
     """What differs between a saved run's config and this one, beyond what may, one per line."""
     old, new = _flat(saved, ""), _flat(to_plain(config), "")
+    # a decaying learning rate depends on the number of steps
+    decays = config.learner.schedule is not Schedule.constant
     return [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
         for key in sorted({*old, *new})
-        if not _may_change(key) and old.get(key) != new.get(key)
+        if (not _may_change(key) or (decays and key == "trainer.steps"))
+        and old.get(key) != new.get(key)
     ]
 
 
@@ -337,7 +353,6 @@ def _flat(content: Any, prefix: str) -> dict[str, Any]:
 
 
 __all__ = [
-    "MISSING",
     "differences",
     "load_config",
     "save_config",

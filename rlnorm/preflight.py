@@ -15,6 +15,8 @@ from rlnorm.data import PromptDataset, has_evaluation, load_eval_prompts, load_t
 from rlnorm.errors import UserError
 from rlnorm.rewards.registry import build_rewards
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -56,6 +58,13 @@ def load_tokenizer(config: Config) -> Any:
     path = config.model.tokenizer or config.model.path
     key = "model.tokenizer" if config.model.tokenizer else "model.path"
     _check_folder(path, key)
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would make an empty tokenizer of the model's family without a word
+        raise UserError(
+            f"{key} is {path!r}, and no tokenizer can be loaded from it (the folder has none of "
+            f"{', '.join(TOKENIZER_FILES)})."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=config.model.trust_remote_code

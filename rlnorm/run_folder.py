@@ -5,18 +5,64 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import rlnorm
+from rlnorm.checkpoint import latest_good, load_state
 from rlnorm.config import Config
 from rlnorm.config_loading import differences
 from rlnorm.errors import UserError
 from rlnorm.files import write_json
 from rlnorm.preflight import Inputs
+from rlnorm.tracking.metrics import read_metrics
 
 PACKAGES = ("torch", "transformers", "ray", "deepspeed", "datasets", "math-verify", "safetensors")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a run got.
+
+    Attributes:
+        finished: all steps were made; False after a stop on request.
+        step: training steps made.
+        before, after: held-out accuracy of the first and the last evaluation, if any.
+    """
+
+    finished: bool
+    step: int
+    before: float | None
+    after: float | None
+
+
+def outcome_of(run: Path, steps: int) -> Outcome:
+    """Read off the run's metrics how far it got towards `steps`."""
+    rows = read_metrics(run / "metrics.jsonl")
+    evaluations = [row["accuracy"] for row in rows if row["kind"] == "eval"]
+    made = max((row["step"] for row in rows), default=0)
+    return Outcome(
+        finished=made >= steps,
+        step=made,
+        before=evaluations[0] if evaluations else None,
+        after=evaluations[-1] if evaluations else None,
+    )
+
+
+def finished(run: Path, config: Config) -> bool:
+    """Whether the run's newest good checkpoint already has all steps.
+
+    Raises:
+        UserError: it was made with another config.
+    """
+    checkpoint, _ = latest_good(run / "checkpoints")
+    if checkpoint is None:
+        return False
+    state = load_state(checkpoint)
+    check_resumable(state["config"], config)
+    return int(state["step"]) >= config.trainer.steps
 
 
 def check_resumable(saved: dict[str, Any], config: Config) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -26,27 +25,11 @@ from rlnorm.preflight import Inputs
 from rlnorm.rewards.worker import RewardWorker
 from rlnorm.rollout.pool import RolloutPool
 from rlnorm.rollout.sampling import Request, Sampling, episode_seed
-from rlnorm.run_folder import check_resumable, write_environment
+from rlnorm.run_folder import Outcome, check_resumable, outcome_of, write_environment
 from rlnorm.tracking.console import StepProgress, say, warn
 from rlnorm.tracking.metrics import MetricsWriter, keep_rows_until, read_metrics
 from rlnorm.tracking.report import write_report
 from rlnorm.weight_transfer.transfer import transfer_weights
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        finished: all steps were made; False after a stop on request.
-        step: training steps made.
-        before, after: held-out accuracy of the first and the last evaluation, if any.
-    """
-
-    finished: bool
-    step: int
-    before: float | None
-    after: float | None
 
 
 class Trainer:
@@ -83,14 +66,8 @@ class Trainer:
                 every = self.config.trainer.save_every
                 if last or self._stop.requested or (every and self.step % every == 0):
                     self.save()
-        rows = [r for r in read_metrics(self.run / "metrics.jsonl") if r["kind"] == "eval"]
         write_report(self.run, str(self.config.trainer.name))
-        return Outcome(
-            finished=self.step == steps,
-            step=self.step,
-            before=rows[0]["accuracy"] if rows else None,
-            after=rows[-1]["accuracy"] if rows else None,
-        )
+        return outcome_of(self.run, steps)
 
     def make_step(self) -> dict[str, float]:
         """Prompts -> episodes -> rewards -> weights -> gradient -> new weights in the engines."""
