@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from rlnorm.errors import UserError, WorkerError
+from rlnorm.errors import StoppedAtOnce, UserError, WorkerError
 
 if TYPE_CHECKING:
     from rlnorm.config import Config
@@ -264,7 +264,7 @@ def main() -> None:
         if os.environ.get("RLNORM_TRACEBACK"):
             traceback.print_exc()
         _fail(str(error), 1)
-    except KeyboardInterrupt:
+    except StoppedAtOnce:
         _fail("stopped at once; the last checkpoint is what is saved.", 130)
     except typer.Abort:
         _fail("aborted.", 1)

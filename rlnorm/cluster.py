@@ -113,6 +113,10 @@ class Cluster:
         variables = {
             **{key: os.environ[key] for key in QUIET},
             "OMP_NUM_THREADS": str(slot.threads),
+            # threads that wait spin by default: beside any other load on the machine a step then
+            # takes three times as long
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "GOMP_SPINCOUNT": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # on the CPU vLLM would compile its sampler with g++, which not every machine has
             **({"TORCH_COMPILE_DISABLE": "1"} if resolve_device(self.config) == "cpu" else {}),

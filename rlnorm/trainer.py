@@ -5,6 +5,7 @@ What each part does is in its own room; here is only their order, and what survi
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from rlnorm.config import Config
 from rlnorm.config_loading import save_config, to_plain
 from rlnorm.data import PromptStream
 from rlnorm.episode import StepScalars
+from rlnorm.errors import StoppedAtOnce
 from rlnorm.learner.group import LearnerGroup
 from rlnorm.preflight import Inputs
 from rlnorm.rewards.worker import RewardWorker
@@ -47,6 +49,7 @@ class Trainer:
         self.run = Path(config.trainer.output_dir) / str(config.trainer.name)
         self.stream = PromptStream(len(inputs.train), config.trainer.seed, config.data.shuffle)
         self.step = 0
+        self._saved = 0
         self.last_accuracy: float | None = None
         self._recording: Any = None
         self._stop = StopRequest()
@@ -64,8 +67,10 @@ class Trainer:
                 if self._evaluates and (last or self.step % self.config.trainer.eval_every == 0):
                     self.evaluate()
                 every = self.config.trainer.save_every
-                if last or self._stop.requested or (every and self.step % every == 0):
+                if every and self.step % every == 0:
                     self.save()
+            if self.step > self._saved:
+                self.save()
         write_report(self.run, str(self.config.trainer.name))
         return outcome_of(self.run, steps)
 
@@ -131,6 +136,7 @@ class Trainer:
             lambda folder: self.learners.save(str(folder.resolve())),
             state,
         )
+        self._saved = self.step
         remove_old(self.run / "checkpoints", self.config.trainer.keep_last)
 
     # the parts of a step -------------------------------------------------------------------
@@ -185,7 +191,7 @@ class Trainer:
         state = load_state(checkpoint) if checkpoint else None
         if state is not None:
             check_resumable(state["config"], config)
-            self.step = int(state["step"])
+            self.step = self._saved = int(state["step"])
             self.stream.consumed = int(state["consumed"])
             say(f"Going on from {checkpoint}: {self.step} of {config.trainer.steps} steps made.")
         self.run.mkdir(parents=True, exist_ok=True)
@@ -320,6 +326,7 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            raise StoppedAtOnce
         self.requested = True
-        warn("Stopping after this step, which is saved; once more stops at once and saves nothing.")
+        # a plain write: the console may be in the middle of a line
+        os.write(2, b"Stopping after this step, and saving; once more stops at once.\n")

@@ -1,8 +1,9 @@
-"""A tiny language model that half knows how to add, made here in about a minute.
+"""A tiny language model that was badly taught to add, made here in about a minute.
 
 Qwen3 architecture, 0.8 million parameters, a character tokenizer with a chat template, and a
-supervised warm start on two-number addition that stops early: reinforcement learning is to do
-the rest. Training code for anything bigger does not belong here.
+supervised warm start on two-number addition with sloppy demonstrations: more often than not they
+get the carry wrong. The model learns to add, and to err in the same way; reinforcement learning
+is to teach it which of the two is wanted. Training code for anything bigger does not belong here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ HELD_OUT = 200
 """Problems that neither the warm start nor the training sees."""
 VALIDATION = 400
 """Problems that tell the warm start when to stop; the training may use them."""
+WIDTH = 16
+"""Tokens of the longest problem with its answer, and some."""
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|unknown|>"]
 CHAT_TEMPLATE = (
@@ -39,7 +43,11 @@ class TinySettings:
 
     Attributes:
         largest: both numbers are between 0 and this.
-        low: the warm start stops once greedy accuracy on a validation set reaches this.
+        right: share of the demonstrations that are right; the others are 10 too low where the
+            ones carry, and 10 too high where they do not.
+        low, high: the warm start stops once greedy accuracy on a validation set is between these
+            and nearly all other answers are the sloppy ones.
+        learned: share of answers that must be either right or sloppy by then.
         batch: problems per warm-start step.
         lr: of the warm start, reached after `warmup` steps.
         max_steps: the warm start gives up after so many steps.
@@ -47,7 +55,10 @@ class TinySettings:
     """
 
     largest: int = 49
-    low: float = 0.28
+    right: float = 0.4
+    low: float = 0.22
+    high: float = 0.35
+    learned: float = 0.7
     batch: int = 64
     lr: float = 2e-3
     warmup: int = 50
@@ -157,53 +168,67 @@ def warm_start(
     settings: TinySettings,
     seed: int,
 ) -> tuple[int, float]:
-    """Supervised training until the validation accuracy reaches `low`; steps and accuracy."""
-    inputs, labels = _encode(tokenizer, train)
-    held_inputs, held_labels = _encode(tokenizer, validation)
+    """Supervised training on sloppy demonstrations; steps made and greedy validation accuracy."""
+    right, wrong = _encode(tokenizer, train, _right), _encode(tokenizer, train, _sloppy)
+    held_right = _encode(tokenizer, validation, _right)
+    held_wrong = _encode(tokenizer, validation, _sloppy)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
     accuracy = 0.0
     for step in range(1, settings.max_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * min(1.0, step / settings.warmup)
-        chosen = torch.randint(len(inputs), (settings.batch,), generator=generator)
-        loss = model(input_ids=inputs[chosen], labels=labels[chosen]).loss
+        chosen = torch.randint(len(train), (settings.batch,), generator=generator)
+        take_right = torch.rand(settings.batch, 1, generator=generator) < settings.right
+        ids, labels = (
+            torch.where(take_right, one[chosen], other[chosen])
+            for one, other in zip(right, wrong, strict=True)
+        )
+        loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % settings.check_every == 0:
-            accuracy = _greedy_accuracy(model, held_inputs, held_labels)
-            if accuracy >= settings.low:
+            accuracy = _greedy_share(model, *held_right)
+            learned = accuracy + _greedy_share(model, *held_wrong)
+            if settings.low <= accuracy <= settings.high and learned >= settings.learned:
                 break
     return step, accuracy
 
 
-def _encode(tokenizer: Any, problems: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Token ids and labels (-100 where nothing is learned), padded on the right."""
-    prompts = [
-        tokenizer.apply_chat_template(
+def _right(a: int, b: int) -> int:
+    return a + b
+
+
+def _sloppy(a: int, b: int) -> int:
+    """The carry forgotten where there is one, made where there is none."""
+    return a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 10
+
+
+def _encode(
+    tokenizer: Any, problems: list[tuple[int, int]], answer: Callable[[int, int], int]
+) -> tuple[Tensor, Tensor]:
+    """Token ids and labels (-100 where nothing is learned), padded on the right to one width."""
+    ids = torch.full((len(problems), WIDTH), tokenizer.pad_token_id)
+    labels = torch.full_like(ids, -100)
+    for row, (a, b) in enumerate(problems):
+        prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": f"{a}+{b}="}],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
         )
-        for a, b in problems
-    ]
-    answers = [[*tokenizer(str(a + b))["input_ids"], tokenizer.eos_token_id] for a, b in problems]
-    width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    ids = torch.full((len(problems), width), tokenizer.pad_token_id)
-    labels = torch.full_like(ids, -100)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        end = len(prompt) + len(answer)
-        ids[row, :end] = torch.tensor([*prompt, *answer])
-        labels[row, len(prompt) : end] = torch.tensor(answer)
+        target = [*tokenizer(str(answer(a, b)))["input_ids"], tokenizer.eos_token_id]
+        end = len(prompt) + len(target)
+        ids[row, :end] = torch.tensor([*prompt, *target])
+        labels[row, len(prompt) : end] = torch.tensor(target)
     return ids, labels
 
 
 @torch.no_grad()
-def _greedy_accuracy(model: Any, ids: Tensor, labels: Tensor) -> float:
-    """Share of problems whose every answer token is the model's first choice."""
+def _greedy_share(model: Any, ids: Tensor, labels: Tensor) -> float:
+    """Share of problems to which the model's first choice, token by token, is this answer."""
     choice = model(input_ids=ids).logits[:, :-1].argmax(-1)
     target = labels[:, 1:]
     return float(((choice == target) | (target == -100)).all(1).float().mean())

@@ -34,6 +34,7 @@ def command(verb: str, tiny: Path, output: Path, *more: str) -> list[str]:
         f"data.path={tiny / 'train.jsonl'}",
         f"data.eval_path={tiny / 'test.jsonl'}",
         "data.eval_limit=50",
+        "learner.warmup_steps=0",
         "trainer.prompts_per_step=8",
         "trainer.eval_every=3",
         "trainer.save_every=2",
@@ -73,12 +74,13 @@ def resumed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         start_new_session=True,
     )
-    lines = []
+    lines, signalled = [], False
     assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
-        if line.startswith("step 3/"):
+        if not signalled and line.startswith("step 3/"):
             os.killpg(process.pid, signal.SIGINT)
+            signalled = True
     assert process.wait(timeout=120) == 0, "".join(lines)
     text = "".join(lines)
     assert "To go on: rlnorm train" in text, text
