@@ -55,6 +55,10 @@ class GRPO(Normalizer):
     def needs_group(self) -> bool:
         return "group" in (self.mean, self.std)
 
+    @property
+    def ignores_group_scale(self) -> bool:
+        return self.std == "group"
+
     def __call__(self, samples: Samples) -> Tensor:
         reward = samples.reward
         advantage = reward
