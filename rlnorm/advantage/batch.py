@@ -111,8 +111,9 @@ class RewardBatch:
             raise ValueError(
                 f"{setting}: the batch has no reward {name!r}; {nearest(name, self.rewards)}"
             )
+        nan = torch.nan
         reward = self.rewards[name].to(self.statistics_dtype)
-        return reward.masked_fill(~reward.isfinite(), torch.nan)
+        return reward.nan_to_num(nan=nan, posinf=nan, neginf=nan)
 
     @cached_property
     def steps(self) -> StepOrder:
@@ -146,9 +147,13 @@ class StepOrder:
     @classmethod
     def of(cls, episode: Tensor, end: Tensor) -> StepOrder:
         """From [S] episode rows and [S] end positions."""
-        # two stable sorts, least significant key first: no key is built that could overflow
-        by_end = torch.argsort(end, stable=True)
-        order = by_end[torch.argsort(episode[by_end], stable=True)]
+        order = torch.arange(len(episode), device=episode.device)
+        if len(order):
+            low, high = end.aminmax()
+            key = episode * (high - low + 1) + (end - low)  # token positions: far from overflow
+            # the usual list is in order already, and sorting is most of the cost
+            if bool((key[1:] < key[:-1]).any()):
+                order = torch.argsort(key, stable=True)
         ordered = episode[order]
         count = torch.bincount(ordered)
         past_end = count.cumsum(0)[ordered]

@@ -167,7 +167,7 @@ class AdvantagePipeline:
         for values in named.values():
             scored = scored & values.isfinite()
         place = scored.nonzero().squeeze(1)  # [M], of the scored samples in the output
-        samples = self._samples(batch, reward, named, place, episode)
+        samples = self._samples(batch, reward, named, scored, place, episode)
         kept = self.normalizer(samples)
         if shaped.scale is not None:
             kept = kept * shaped.scale[place]
@@ -196,12 +196,13 @@ class AdvantagePipeline:
         batch: RewardBatch,
         reward: Tensor,
         named: dict[str, Tensor],
+        scored: Tensor,
         place: Tensor,
         episode: Tensor | None,
     ) -> Samples:
         row = place if episode is None else episode.index_select(0, place)
         dtype = batch.statistics_dtype
-        group = batch.groups.select(row)
+        group = batch.groups.keep(scored) if episode is None else batch.groups.select(row)
         stratum = None
         if self.normalizer.needs_strata and batch.stratum is not None:
             stratum = group.within(batch.stratum.index_select(0, row))
@@ -220,10 +221,11 @@ class AdvantagePipeline:
 
     def _factor(self, batch: RewardBatch, scored: Tensor) -> Tensor:
         """[N] x_i; 0 for episodes that are unscored or empty."""
-        row = (scored & (batch.length > 0)).nonzero().squeeze(1)
+        counts = scored & (batch.length > 0)
+        row = counts.nonzero().squeeze(1)
         factor = torch.zeros(batch.size, dtype=batch.statistics_dtype, device=batch.device)
         length = batch.length.index_select(0, row).to(factor.dtype)
-        return factor.index_copy_(0, row, self.aggregator(length, batch.groups.select(row)))
+        return factor.index_copy_(0, row, self.aggregator(length, batch.groups.keep(counts)))
 
     def _metrics(
         self,

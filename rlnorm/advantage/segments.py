@@ -52,10 +52,12 @@ class Segments:
         """The partition of the samples `row` [M'] (integers) alone; emptied segments go."""
         return Segments(self.index.index_select(0, row), self.count)._without_empty()
 
+    def keep(self, mask: Tensor) -> Segments:
+        """The partition of the samples where `mask` [M] holds; emptied segments go."""
+        return self if bool(mask.all()) else self.select(mask.nonzero().squeeze(1))
+
     def _without_empty(self) -> Segments:
-        present = torch.zeros(self.count, dtype=torch.bool, device=self.index.device)
-        present[self.index] = True
-        number = present.cumsum(0) - 1
+        number = (torch.bincount(self.index, minlength=self.count) > 0).cumsum(0) - 1
         count = int(number[-1]) + 1 if self.count else 0
         if count == self.count:
             return self
@@ -68,6 +70,8 @@ class Segments:
 
     def spread(self, value: Tensor) -> Tensor:
         """[K] -> [M]: each sample gets its segment's value."""
+        if self.count == 1:
+            return value.expand(self.index.shape[0])
         return value.index_select(0, self.index)
 
     def sum(self, value: Tensor) -> Tensor:
@@ -87,7 +91,11 @@ class Segments:
     def std(self, value: Tensor, ddof: int) -> Tensor:
         """[K] standard deviation, two-pass (centre, then square); segments with fewer than
         ddof + 1 members get 0."""
-        squares = self.sum(self.centered(value).square())
+        return self.std_of_centered(self.centered(value), ddof)
+
+    def std_of_centered(self, centered: Tensor, ddof: int) -> Tensor:
+        """[K] `std` of values that are `centered` already."""
+        squares = self.sum(centered.square())
         return (squares / (self.size - ddof).clamp(min=1)).sqrt() * (self.size > ddof)
 
     def amin(self, value: Tensor) -> Tensor:
@@ -104,6 +112,8 @@ class Segments:
 
     def any(self, condition: Tensor) -> Tensor:
         """[K] bools: `condition` [M] holds for a member."""
+        if self.count == 1:
+            return condition.any().reshape(1)
         found = torch.zeros(self.count, dtype=torch.int32, device=self.index.device)
         return found.index_add_(0, self.index, condition.int()) > 0
 
