@@ -90,7 +90,7 @@ class Normalizer(Stage):
 
     @abstractmethod
     def __call__(self, samples: Samples) -> Tensor:
-        """Scored samples [M] -> advantages [M] in the statistics dtype."""
+        """Scored samples [M], at least one -> advantages [M] in the statistics dtype."""
 
 
 class Aggregator(Stage):
@@ -98,4 +98,4 @@ class Aggregator(Stage):
 
     @abstractmethod
     def __call__(self, length: Tensor, group: Segments) -> Tensor:
-        """`length` [N'] > 0 of the episodes that count, their groups -> x [N']."""
+        """`length` [N'] > 0 of the episodes that count, at least one, their groups -> x [N']."""

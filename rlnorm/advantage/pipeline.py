@@ -168,7 +168,7 @@ class AdvantagePipeline:
             scored = scored & values.isfinite()
         place = scored.nonzero().squeeze(1)  # [M], of the scored samples in the output
         samples = self._samples(batch, reward, named, scored, place, episode)
-        kept = self.normalizer(samples)
+        kept = self.normalizer(samples) if place.numel() else samples.reward
         if shaped.scale is not None:
             kept = kept * shaped.scale[place]
         advantage = kept.new_zeros(scored.shape[0]).index_copy_(0, place, kept)
@@ -224,6 +224,8 @@ class AdvantagePipeline:
         counts = scored & (batch.length > 0)
         row = counts.nonzero().squeeze(1)
         factor = torch.zeros(batch.size, dtype=batch.statistics_dtype, device=batch.device)
+        if row.numel() == 0:
+            return factor
         length = batch.length.index_select(0, row).to(factor.dtype)
         return factor.index_copy_(0, row, self.aggregator(length, batch.groups.keep(counts)))
 
