@@ -6,6 +6,8 @@ on the same float32 numbers in float64.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,15 +30,16 @@ checked = settings(
 
 NAN = float("nan")
 LENGTHS = (0, 1, 2, 17, 900, 4096, 32_768)
-# kind of rewards -> a strategy for one of them
-REWARDS: dict[str, st.SearchStrategy[float]] = {
-    "binary": st.sampled_from([0.0, 1.0]),
-    "equal": st.just(0.3),
-    "close": st.sampled_from([0.35, 0.4]),
-    "unit": st.integers(0, 100).map(lambda n: n / 100),
-    "offset": st.sampled_from([1e6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1]),
-    "real": st.integers(-4000, 4000).map(lambda n: n / 997),
+# kind of rewards -> the values there are
+REWARDS: dict[str, list[float]] = {
+    "binary": [0.0, 1.0],
+    "equal": [0.3],
+    "close": [0.35, 0.4],
+    "unit": [n / 100 for n in range(101)],
+    "offset": [1e6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1],
+    "real": [n / 997 for n in range(-4000, 4001)],
 }
+UNSCORED = [NAN, float("inf"), float("-inf")]
 UNIT = ("binary", "equal", "close", "unit")
 POSITIVE = (*UNIT, "offset")
 
@@ -137,20 +140,42 @@ class Case:
         return Case(*([values[i] for i in rows] for values in vars(self).values()))
 
 
+def columns(longest: int, **choices: Sequence[Any]) -> st.SearchStrategy[dict[str, list[Any]]]:
+    """1 to `longest` rows, a choice of each kind in every row, as columns by name.
+
+    A row is drawn as one integer that holds all of its choices: draws are most of the time.
+    """
+
+    def decode(rows: list[int]) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {name: [] for name in choices}
+        for row in rows:
+            for name, values in choices.items():
+                row, place = divmod(row, len(values))
+                found[name].append(values[place])
+        return found
+
+    largest = math.prod(len(values) for values in choices.values()) - 1
+    return st.lists(st.integers(0, largest), min_size=1, max_size=longest).map(decode)
+
+
 @st.composite
 def cases(draw: st.DrawFn, names: tuple[str, ...] = UNIT, missing: bool = False) -> Case:
     """1 to 16 episodes in up to 5 groups and 3 strata."""
-    reward = REWARDS[draw(st.sampled_from(names))]
-    if missing:
-        reward = st.one_of(reward, reward, reward, st.sampled_from([NAN, float("inf"), -np.inf]))
-    # group, length and stratum out of one integer: a third of the draws, which are most of the time
-    place = st.integers(0, 5 * len(LENGTHS) * 3 - 1)
-    episodes = draw(st.lists(st.tuples(place, reward, reward), min_size=1, max_size=16))
-    places, first, second = (list(column) for column in zip(*episodes, strict=True))
-    group = [p % 5 for p in places]
-    length = [LENGTHS[p // 5 % len(LENGTHS)] for p in places]
-    stratum = [p // (5 * len(LENGTHS)) for p in places]
-    return Case(group, _float32(first), _float32(second), length, stratum)
+    values = REWARDS[draw(st.sampled_from(names))]
+    # one of four is unscored, if any may be
+    values = values + UNSCORED * (1 + len(values) // 9) if missing else values
+    case = draw(
+        columns(
+            16,
+            group=range(5),
+            first=values,
+            second=values,
+            length=LENGTHS,
+            stratum=range(3),
+        )
+    )
+    case["first"], case["second"] = _float32(case["first"]), _float32(case["second"])
+    return Case(**case)
 
 
 def _float32(values: list[float]) -> list[float]:
@@ -173,16 +198,40 @@ def drawn(data: st.DataObject, missing: bool = False) -> tuple[str, AdvantagePip
     return name, pipeline(name, aggregator), data.draw(cases(kinds(name), missing))
 
 
-def same(got: torch.Tensor, want: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-7) -> None:
-    """Equal up to rtol, and atol of the largest entry."""
-    scale = float(want.abs().max()) if want.numel() else 0.0
+def same(
+    got: torch.Tensor,
+    want: torch.Tensor,
+    rtol: float = 1e-5,
+    atol: float = 1e-7,
+    scale: float | None = None,
+) -> None:
+    """Equal up to rtol, and atol of `scale` (by default the largest entry)."""
+    if scale is None:
+        scale = float(want.abs().max()) if want.numel() else 0.0
     torch.testing.assert_close(got, want, rtol=rtol, atol=atol * scale)
 
 
-def same_output(got: AdvantageOutput, want: AdvantageOutput, rows: list[int] | None = None) -> None:
+def same_output(
+    got: AdvantageOutput,
+    want: AdvantageOutput,
+    *,
+    got_rows: Sequence[int] | None = None,
+    want_rows: Sequence[int] | None = None,
+) -> None:
+    """Advantages, weights and factors, of these rows of the two outputs."""
+    scale = {"weight": weight_scale(want)}
     for field in ("advantage", "weight", "factor"):
-        values = getattr(want, field)
-        same(getattr(got, field), values if rows is None else values[rows])
+        left, right = getattr(got, field), getattr(want, field)
+        same(
+            left if got_rows is None else left[list(got_rows)],
+            right if want_rows is None else right[list(want_rows)],
+            scale=scale.get(field),
+        )
+
+
+def weight_scale(out: AdvantageOutput) -> float:
+    """A weight is as exact as its advantage, and those of the only tokens may be near 0."""
+    return float(out.advantage.abs().max() * out.factor.max())
 
 
 @checked
@@ -190,7 +239,7 @@ def same_output(got: AdvantageOutput, want: AdvantageOutput, rows: list[int] | N
 def test_permutation_permutes(data: st.DataObject) -> None:
     _, run, case = drawn(data, missing=True)
     order = data.draw(st.permutations(range(len(case.group))))
-    same_output(run(case.rows(order).batch()), run(case.batch()), list(order))
+    same_output(run(case.rows(order).batch()), run(case.batch()), want_rows=order)
 
 
 @checked
@@ -296,9 +345,7 @@ def test_unscored_is_as_if_it_were_not_there(data: st.DataObject) -> None:
         assert getattr(out, field).isfinite().all()
     assert out.metrics["unscored_episodes"] == len(gone)
     if kept:
-        without = run(case.rows(kept).batch())
-        for field in ("advantage", "weight", "factor"):
-            same(getattr(out, field)[kept], getattr(without, field))
+        same_output(out, run(case.rows(kept).batch()), got_rows=kept)
 
 
 @checked
@@ -325,9 +372,7 @@ def test_shards_gathered_equal_the_whole(data: st.DataObject) -> None:
     gathered = [i for r in range(4) for i in range(n) if rank[i] == r]
     out, whole = run(case.rows(gathered).batch()), run(case.batch())
     mine = {i: place for place, i in enumerate(gathered)}
-    for field in ("advantage", "weight"):
-        reassembled = getattr(out, field)[[mine[i] for i in range(n)]]
-        same(reassembled, getattr(whole, field))
+    same_output(out, whole, got_rows=[mine[i] for i in range(n)])
 
 
 def reference(
@@ -369,9 +414,12 @@ def test_against_loops(name: str, data: st.DataObject) -> None:
     aggregator = data.draw(st.integers(0, len(AGGREGATORS) - 1))
     case = data.draw(cases(kinds(name), missing=True))
     out = pipeline(name, aggregator)(case.batch())
-    advantage, weight = reference(CONFIGS[name], AGGREGATORS[aggregator], case)
-    same(out.advantage.double(), torch.tensor(advantage, dtype=torch.float64))
-    same(out.weight.double(), torch.tensor(weight, dtype=torch.float64))
+    advantage, weight = (
+        torch.tensor(values, dtype=torch.float64)
+        for values in reference(CONFIGS[name], AGGREGATORS[aggregator], case)
+    )
+    same(out.advantage.double(), advantage)
+    same(out.weight.double(), weight, scale=weight_scale(out))
 
 
 def test_equal_rewards_of_float32_noise() -> None:
@@ -385,16 +433,11 @@ def test_equal_rewards_of_float32_noise() -> None:
 @given(st.data())
 def test_hero_against_loops_and_its_order(data: st.DataObject) -> None:
     """The formulas, and: in a group, every right answer above every wrong one."""
-    n = data.draw(st.integers(1, 16))
-    bad = st.sampled_from([NAN, float("inf")])
-    verdict = st.one_of(*[st.sampled_from([0.0, 1.0])] * 6, bad)
-    score = st.one_of(*[st.integers(-5000, 5000).map(lambda v: v / 991)] * 6, bad)
-
-    def column(value: st.SearchStrategy[float]) -> list[float]:
-        return data.draw(st.lists(value, min_size=n, max_size=n))
-
-    group = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
-    verifier, scores = column(verdict), _float32(column(score))
+    verdicts = [0.0, 1.0] * 6 + UNSCORED
+    values = [n / 991 for n in range(-5000, 5001)] + UNSCORED * 200
+    drawn = data.draw(columns(16, group=range(4), verdict=verdicts, score=values))
+    group, verifier, scores = drawn["group"], drawn["verdict"], _float32(drawn["score"])
+    n = len(group)
     alpha = data.draw(st.integers(1, 60)) / 100
     beta = data.draw(st.integers(1, 99 - round(100 * alpha))) / 100
     sigma_bar = data.draw(st.sampled_from([None, 0.7]))
@@ -462,29 +505,22 @@ class Steps:
 @st.composite
 def stepped(draw: st.DrawFn) -> Steps:
     """1 to 8 episodes of 1 to 5 steps, the flat list in any order."""
-    score = st.one_of(*[st.integers(0, 100).map(lambda v: v / 100)] * 6, st.just(NAN))
-    outcome = st.sampled_from([0.0, 1.0, 1.0, 0.5, NAN])
-    episodes = draw(
-        st.lists(
-            st.tuples(
-                st.integers(0, 2),
-                outcome,
-                st.sampled_from(LENGTHS),
-                st.lists(score, min_size=1, max_size=5),
-            ),
-            min_size=1,
-            max_size=8,
-        )
-    )
+    scores = [n / 100 for n in range(101)] + [NAN] * 15
+    outcomes = [0.0, 1.0, 1.0, 0.5, NAN]
+    episodes = draw(columns(8, group=range(3), outcome=outcomes, length=LENGTHS))
     flat = [
-        (episode, 3 * t + 2, value)
-        for episode, (*_, scores) in enumerate(episodes)
-        for t, value in enumerate(scores)
+        (episode, 3 * t + 2, score)
+        for episode in range(len(episodes["group"]))
+        for t, score in enumerate(draw(columns(5, score=scores))["score"])
     ]
-    flat = draw(st.permutations(flat))
-    group, outcomes, length, _ = (list(column) for column in zip(*episodes, strict=True))
+    draw(st.randoms(use_true_random=False)).shuffle(flat)
     step_episode, step_end, step_reward = (list(c) for c in zip(*flat, strict=True))
-    return Steps(group, outcomes, length, step_episode, step_end, _float32(step_reward))
+    return Steps(
+        **episodes,
+        step_episode=step_episode,
+        step_end=step_end,
+        step_reward=_float32(step_reward),
+    )
 
 
 @checked
@@ -546,7 +582,8 @@ def test_steps_against_loops(data: st.DataObject) -> None:
     # sums of step rewards differ by rounding between the two; near-ties are divided by eps
     tolerance = 1e-7 if normalizer["name"] in ("reinforce", "dr_grpo") else 1e-5
     same(out.advantage.double(), torch.tensor(advantage, dtype=torch.float64), atol=tolerance)
-    same(out.weight.double(), torch.tensor(weight, dtype=torch.float64), atol=tolerance)
+    want = torch.tensor(weight, dtype=torch.float64)
+    same(out.weight.double(), want, atol=tolerance, scale=weight_scale(out))
 
 
 @checked
