@@ -67,12 +67,13 @@ class BNPO(Normalizer):
             - torch.lgamma(beta)
         )
         weight = (-log_density).exp().clamp(max=self.max_weight)
-        advantage = group.spread(weight) * (success - group.spread(rate))
-        return advantage.masked_fill(group.spread(group.without_signal(success)), 0.0)
+        weight = weight.masked_fill(group.without_signal(success), 0.0)
+        return group.spread(weight) * (success - group.spread(rate))
 
     def _check(self, samples: Samples) -> None:
-        wrong = (samples.reward < self.min_value) | (samples.reward > self.max_value)
-        if bool(wrong.any()):
+        low, high = samples.reward.aminmax()
+        if low < self.min_value or high > self.max_value:
+            wrong = (samples.reward < self.min_value) | (samples.reward > self.max_value)
             first = int(wrong.nonzero()[0])
             raise ValueError(
                 f"bnpo: the reward of episode {int(samples.row[first])} is "
