@@ -20,7 +20,9 @@ from rlnorm.config_checks import cores, resolve_device
 from rlnorm.errors import UserError, WorkerError
 
 # What every process of ours is told, wherever it starts.
-QUIET = {
+ENVIRONMENT = {
+    # Ray starts workers at the lowest priority but four: whatever else runs would starve them
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -67,7 +69,7 @@ class Cluster:
         self.config = config
         self.slots = {slot.name: slot for slot in plan(config)}
         self.own = config.cluster.address is None
-        os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
+        os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
         self._start()
         bundles: list[dict[str, float]] = [
             {"CPU": slot.cpus, **({"GPU": slot.gpus} if slot.gpus else {})}
@@ -111,7 +113,7 @@ class Cluster:
         slot = self.slots[name]
         index = list(self.slots).index(name)
         variables = {
-            **{key: os.environ[key] for key in QUIET},
+            **{key: os.environ[key] for key in ENVIRONMENT},
             "OMP_NUM_THREADS": str(slot.threads),
             # threads that wait spin by default: beside any other load on the machine a step then
             # takes three times as long

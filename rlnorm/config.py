@@ -44,6 +44,22 @@ class ImportanceLevel(StrEnum):
     sequence = "sequence"
 
 
+class ImportanceMode(StrEnum):
+    """What happens to an importance weight out of range."""
+
+    truncate = "truncate"
+    mask = "mask"
+
+
+class Surrogate(StrEnum):
+    """What a token's weight multiplies; see rlnorm/objective/surrogate.py."""
+
+    clipped = "clipped"
+    gspo = "gspo"
+    cispo = "cispo"
+    policy_gradient = "policy_gradient"
+
+
 class BadRow(StrEnum):
     """What to do with a dataset row that lacks a prompt or an answer."""
 
@@ -217,16 +233,25 @@ class LearnerConfig:
 class ObjectiveConfig:
     """What is maximised, given the weights; see rlnorm/objective."""
 
+    surrogate: Surrogate = Surrogate.clipped
+    """clipped (PPO, GRPO), gspo (sequence ratio), cispo (clipped ratio as a constant), or
+    policy_gradient (no ratio)."""
     clip_low: float = 0.2
     """The ratio is kept above 1 - clip_low (PPO)."""
     clip_high: float = 0.2
     """The ratio is kept below 1 + clip_high; DAPO uses 0.28."""
+    dual_clip: float | None = None
+    """Bound of the clipped surrogates for negative weights, above 1; null: off."""
     kl_coef: float = 0.0
     """Factor of the KL penalty against the initial model; 0 needs no reference model."""
     kl: KLEstimator = KLEstimator.k3
     """Estimator of that KL."""
     importance_sampling: ImportanceLevel = ImportanceLevel.none
-    """Truncated importance sampling for the gap between rollout and learner log-probs."""
+    """Importance sampling for the gap between rollout and learner log-probs."""
+    importance_mode: ImportanceMode = ImportanceMode.truncate
+    """truncate: weights out of range are cut to it; mask: they become 0."""
+    importance_floor: float = 0.0
+    """Smallest importance weight."""
     importance_cap: float = 2.0
     """Largest importance weight."""
 
@@ -278,7 +303,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     advantage: dict[str, Any] = field(default_factory=dict)
-    """Settings of the advantage pipeline: shaping (list), normalizer, aggregator."""
+    """Settings of the advantage pipeline: shaping (list), credit, normalizer, aggregator."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -13,6 +13,7 @@ from rlnorm.advantage import AdvantagePipeline
 from rlnorm.config import Config
 from rlnorm.environments import ENVIRONMENTS
 from rlnorm.errors import UserError
+from rlnorm.objective import ImportanceSampling, Objective
 from rlnorm.rewards.registry import build_rewards
 
 
@@ -26,13 +27,15 @@ def check_config(config: Config) -> list[str]:
     _check_batches(config)
     _check_placement(config)
     _check_rewards(config)
+    build_objective(config)
     pipeline = build_pipeline(config)
+    _check_signals(config, pipeline)
     if pipeline.normalizer.needs_group and config.rollout.samples_per_prompt < 2:
         raise UserError(
             f"rollout.samples_per_prompt is {config.rollout.samples_per_prompt}: the normalizer "
             f"{pipeline.normalizer.name!r} compares the samples of a prompt and needs at least 2."
         )
-    return _check_sampling(config)
+    return [*pipeline.warnings(), *_check_sampling(config)]
 
 
 def build_pipeline(config: Config) -> AdvantagePipeline:
@@ -43,6 +46,28 @@ def build_pipeline(config: Config) -> AdvantagePipeline:
         )
     except ValueError as error:
         raise UserError(f"advantage.{str(error).removeprefix('advantage.')}") from None
+
+
+def build_objective(config: Config) -> Objective:
+    """The objective of this config; UserError for a mistake in its section."""
+    settings = config.objective
+    try:
+        return Objective(
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            kl_coef=settings.kl_coef,
+            kl=str(settings.kl),
+            importance_sampling=ImportanceSampling(
+                level=str(settings.importance_sampling),  # type: ignore[arg-type]
+                cap=settings.importance_cap,
+                mode=str(settings.importance_mode),  # type: ignore[arg-type]
+                floor=settings.importance_floor,
+            ),
+            surrogate=str(settings.surrogate),
+            dual_clip=settings.dual_clip,
+        )
+    except ValueError as error:
+        raise UserError(f"{error}.") from None
 
 
 def resolve_device(config: Config) -> str:
@@ -197,6 +222,28 @@ def _check_rewards(config: Config) -> None:
                     f"advantage.shaping[{index}].weights.{name}: environment.rewards has only "
                     f"{', '.join(environment.rewards)}."
                 )
+
+
+def _check_signals(config: Config, pipeline: AdvantagePipeline) -> None:
+    """The environment must give what the advantage pipeline asks for."""
+    environment = ENVIRONMENTS[config.environment.name]
+    if pipeline.per_step and not environment.has_steps:
+        raise UserError(
+            f"advantage gives credit to steps, and environment.name {config.environment.name!r} "
+            "has no process rewards."
+        )
+    if pipeline.normalizer.needs_strata and not environment.has_strata:
+        raise UserError(
+            f"advantage.normalizer.name is {pipeline.normalizer.name!r}, and environment.name "
+            f"{config.environment.name!r} counts nothing that could be a stratum."
+        )
+    rewards = config.environment.rewards
+    for name in pipeline.required_rewards or ():
+        if name not in rewards:
+            raise UserError(
+                f"advantage needs a reward named {name!r}, and environment.rewards has only "
+                f"{', '.join(rewards)}."
+            )
 
 
 def _check_sampling(config: Config) -> list[str]:

@@ -118,7 +118,7 @@ def _compose(path: Path, folders: list[Path], choices: dict[str, str]) -> dict[s
         listed = _listed_groups(path)
         known = [f"{group}={option}" for group, option in choices.items() if group in listed]
         with initialize_config_dir(version_base="1.3", config_dir=str(folders[0])):
-            composed = compose(config_name=path.name, overrides=[*known, search])
+            composed: Any = compose(config_name=path.name, overrides=[*known, search])
         # a file without that group in its defaults, such as a saved run's: the section is replaced
         for group in choices.keys() - listed:
             composed = OmegaConf.merge({**composed, group: OmegaConf.load(files[group])})

@@ -1,15 +1,17 @@
 """What goes into and what comes out of the advantage pipeline: scalars of one whole step.
 
-Only the data types live here; no statistics and no method.
+Only the data types live here, with the order of their rows; no statistics and no method.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rlnorm.advantage.registry import nearest
 from rlnorm.advantage.segments import Segments
 
 
@@ -94,6 +96,73 @@ class RewardBatch:
         differences in float32."""
         return torch.float32 if self.device.type == "mps" else torch.float64
 
+    @cached_property
+    def groups(self) -> Segments:
+        """The prompts' groups over all N episodes."""
+        return Segments.of(self.group)
+
+    def reward(self, name: str, setting: str) -> Tensor:
+        """[N] the named reward in the statistics dtype, NaN where it is not scored.
+
+        Raises:
+            ValueError: there is no such reward; `setting` is the config key that asked for it.
+        """
+        if name not in self.rewards:
+            raise ValueError(
+                f"{setting}: the batch has no reward {name!r}; {nearest(name, self.rewards)}"
+            )
+        nan = torch.nan
+        reward = self.rewards[name].to(self.statistics_dtype)
+        return reward.nan_to_num(nan=nan, posinf=nan, neginf=nan)
+
+    @cached_property
+    def steps(self) -> StepOrder:
+        """The order of the steps inside their episodes.
+
+        Raises:
+            ValueError: the batch has no steps.
+        """
+        if self.step_episode is None or self.step_end is None:
+            raise ValueError(
+                "step rewards need RewardBatch.step_episode, step_end and step_reward, and this "
+                "batch has none"
+            )
+        return StepOrder.of(self.step_episode.long(), self.step_end.long())
+
+
+@dataclass(frozen=True)
+class StepOrder:
+    """Where each of S steps stands in its episode; the flat list may be in any order.
+
+    Attributes:
+        order: [S] integers, the flat list's positions sorted by episode, then by end.
+        remaining: [S] integers in that sorted order, steps that follow in the same episode.
+        last: [S] bools in the flat list's order, the step is its episode's last (the answer).
+    """
+
+    order: Tensor
+    remaining: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, episode: Tensor, end: Tensor) -> StepOrder:
+        """From [S] episode rows and [S] end positions."""
+        order = torch.arange(len(episode), device=episode.device)
+        if len(order):
+            low, high = end.aminmax()
+            key = episode * (high - low + 1) + (end - low)  # token positions: far from overflow
+            # the usual list is in order already, and sorting is most of the cost
+            if bool((key[1:] < key[:-1]).any()):
+                order = torch.argsort(key, stable=True)
+        ordered = episode[order]
+        count = torch.bincount(ordered)
+        past_end = count.cumsum(0)[ordered]
+        position = torch.arange(len(ordered), device=ordered.device)
+        remaining = past_end - 1 - position
+        last = torch.empty_like(ordered, dtype=torch.bool)
+        last[order] = remaining == 0
+        return cls(order, remaining, last)
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -102,9 +171,10 @@ class Samples:
     Attributes:
         reward: [M] floats in the statistics dtype, all finite.
         group: the prompt's groups over the samples.
-        length: [M] trainable tokens of the sample's episode, statistics dtype.
+        length: [M] how often the sample counts in statistics over tokens, statistics dtype:
+            its trainable tokens for an episode, 1 for a step (each step once).
         stratum: strata nested in the groups, or None where the environment has none.
-        named: the named rewards of the samples, each [M] (for `decomposed`).
+        named: name -> [M] finite floats, the rewards that the normalizer asked for.
         row: [M] integers, the sample's row in the caller's batch, for error messages.
     """
 
@@ -128,6 +198,7 @@ class AdvantageOutput:
         advantage: [N] float32, or [S] with step-level rewards; 0 where unscored.
         weight: [N] or [S] float32; the objective is the plain sum over trainable tokens of
             weight * surrogate, and nobody divides afterwards.
+            One per step means: for each of the step's trainable tokens.
         factor: [N] float32, the aggregator's x_i (weight = advantage * x_i), for penalties
             that are not multiplied by an advantage, such as KL; 0 where an episode does not count.
         metrics: plain floats about this batch, names without prefix.

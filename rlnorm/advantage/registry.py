@@ -106,7 +106,8 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
     if origin is typing.Literal:
         choices = typing.get_args(wanted)
         if value not in choices:
-            raise ValueError(f"{key} is {value!r}, it must be one of {', '.join(map(str, choices))}")
+            known = ", ".join(map(str, choices))
+            raise ValueError(f"{key} is {value!r}, it must be one of {known}")
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(wanted):

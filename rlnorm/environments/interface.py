@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rlnorm.episode import Episode
 
@@ -59,7 +59,15 @@ class Generator(Protocol):
 
 
 class Environment(ABC):
-    """Plays episodes; holds no state between them."""
+    """Plays episodes; holds no state between them.
+
+    Attributes:
+        has_strata: its episodes differ in what it counts (their stratum).
+        has_steps: its episodes carry process rewards.
+    """
+
+    has_strata: ClassVar[bool] = False
+    has_steps: ClassVar[bool] = False
 
     def __init__(self, max_response_length: int) -> None:
         self.max_response_length = max_response_length

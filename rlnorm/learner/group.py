@@ -6,11 +6,10 @@ from typing import Any
 
 from rlnorm.cluster import Cluster, get
 from rlnorm.config import Config
-from rlnorm.config_checks import resolve_device
+from rlnorm.config_checks import build_objective, resolve_device
 from rlnorm.episode import StepScalars
 from rlnorm.learner.schedule import LearningRate
 from rlnorm.learner.worker import LearnerSpec, LearnerWorker, UpdateResult
-from rlnorm.objective import ImportanceSampling, Objective
 
 
 class LearnerGroup:
@@ -71,7 +70,7 @@ class LearnerGroup:
 
 def learner_spec(config: Config, threads: int) -> LearnerSpec:
     """What the ranks need of the config."""
-    learner, objective = config.learner, config.objective
+    learner = config.learner
     return LearnerSpec(
         model=config.model.path,
         trust_remote_code=config.model.trust_remote_code,
@@ -100,16 +99,7 @@ def learner_spec(config: Config, threads: int) -> LearnerSpec:
         temperature=config.rollout.temperature,
         max_response_length=config.rollout.max_response_length,
         advantage=config.advantage,
-        objective=Objective(
-            clip_low=objective.clip_low,
-            clip_high=objective.clip_high,
-            kl_coef=objective.kl_coef,
-            kl=str(objective.kl),
-            importance_sampling=ImportanceSampling(
-                str(objective.importance_sampling),  # type: ignore[arg-type]
-                objective.importance_cap,
-            ),
-        ),
+        objective=build_objective(config),
         seed=config.trainer.seed,
         threads=threads,
         timeout_s=learner.timeout_s,

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from rlnorm.objective.importance_sampling import ImportanceSampling
-from rlnorm.objective.kl import kl_penalty
-from rlnorm.objective.surrogate import clipped_surrogate
+from rlnorm.objective.kl import KL_ESTIMATORS, kl_penalty
+from rlnorm.objective.surrogate import (
+    SURROGATES,
+    cispo_surrogate,
+    clipped_surrogate,
+    gspo_surrogate,
+    policy_gradient_surrogate,
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class TokenBatch:
         reference_logprob: by the reference model, or None without a KL term.
         weight: advantage times aggregator factor.
         factor: aggregator factor, which weighs the KL term.
-        episode: index of the token's episode within the micro-batch.
+        episode: index of the token's episode within the micro-batch; an episode's trainable
+            tokens are all in one micro-batch.
     """
 
     logprob: Tensor
@@ -40,13 +47,18 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Objective:
-    """loss = sum_t -weight_t * is_t * surrogate_t + kl_coef * factor_t * KL_t.
+    """loss = sum_t -is_t * surrogate_t(weight_t) + kl_coef * factor_t * KL_t.
 
     Attributes:
         clip_low, clip_high: the ratio is kept in [1 - clip_low, 1 + clip_high].
         kl_coef: factor of the KL term; 0 needs no reference model.
         kl: its estimator, k1, k2 or k3.
         importance_sampling: correction for the gap between rollout and learner.
+        surrogate: clipped (PPO, GRPO), gspo, cispo or policy_gradient; see `surrogate.py`.
+        dual_clip: bound of clipped and gspo for negative weights, above 1; None: off.
+
+    Raises:
+        ValueError: an unknown surrogate or KL estimator, or a bound out of range.
     """
 
     clip_low: float = 0.2
@@ -54,13 +66,26 @@ class Objective:
     kl_coef: float = 0.0
     kl: str = "k3"
     importance_sampling: ImportanceSampling = ImportanceSampling()
+    surrogate: str = "clipped"
+    dual_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.surrogate not in SURROGATES:
+            raise ValueError(
+                f"objective.surrogate is {self.surrogate!r}, it must be one of "
+                f"{', '.join(SURROGATES)}"
+            )
+        if self.kl not in KL_ESTIMATORS:
+            raise ValueError(
+                f"objective.kl is {self.kl!r}, it must be one of {', '.join(KL_ESTIMATORS)}"
+            )
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"objective.dual_clip is {self.dual_clip}, it must be above 1")
 
     def __call__(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Scalar loss, and sums over the tokens for the metrics (`*_max` are maxima)."""
         old = tokens.logprob.detach() if tokens.old_logprob is None else tokens.old_logprob
-        terms, clipped = clipped_surrogate(
-            tokens.logprob, old, tokens.weight, self.clip_low, self.clip_high
-        )
+        terms, clipped = self._surrogate(tokens, old)
         correction = self.importance_sampling(old, tokens.rollout_logprob, tokens.episode)
         loss = -(correction * terms).sum()
         with torch.no_grad():
@@ -80,3 +105,23 @@ class Objective:
             loss = loss + self.kl_coef * (tokens.factor * kl).sum()
             sums["kl"] = kl.detach().sum()
         return loss, sums
+
+    def _surrogate(self, tokens: TokenBatch, old: Tensor) -> tuple[Tensor, Tensor]:
+        logprob, weight = tokens.logprob, tokens.weight
+        if self.surrogate == "policy_gradient":
+            return policy_gradient_surrogate(logprob, weight)
+        if self.surrogate == "cispo":
+            return cispo_surrogate(logprob, old, weight, self.clip_low, self.clip_high)
+        if self.surrogate == "gspo":
+            return gspo_surrogate(
+                logprob,
+                old,
+                weight,
+                tokens.episode,
+                self.clip_low,
+                self.clip_high,
+                self.dual_clip,
+            )
+        return clipped_surrogate(
+            logprob, old, weight, self.clip_low, self.clip_high, self.dual_clip
+        )

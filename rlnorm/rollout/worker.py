@@ -72,8 +72,6 @@ class RolloutWorker:
             "max_model_len": spec.max_length,
             "max_num_seqs": spec.max_sequences,
             "tensor_parallel_size": spec.tensor_parallel,
-            # one process less to start and to talk to where there is one worker anyway
-            "distributed_executor_backend": "uni" if spec.tensor_parallel == 1 else "mp",
             "enforce_eager": spec.enforce_eager,
             # log-probs at the sampling temperature: what the learner recomputes
             "logprobs_mode": "processed_logprobs",

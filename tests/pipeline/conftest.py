@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from rlnorm.cluster import QUIET, get
+from rlnorm.cluster import ENVIRONMENT, get
 from rlnorm.config import Config
 from rlnorm.config_loading import load_config
 from rlnorm.learner.group import learner_spec
@@ -36,13 +36,15 @@ def tiny_config(tiny: Path, *overrides: str) -> Config:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray with room for a few actors, whatever the machine has."""
-    os.environ.update(QUIET)
+    os.environ.update(ENVIRONMENT)
     ray.init(
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=512 << 20,
-        runtime_env={"env_vars": {**QUIET, "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}},
+        runtime_env={
+            "env_vars": {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+        },
     )
     yield
     ray.shutdown()

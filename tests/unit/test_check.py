@@ -171,3 +171,26 @@ def test_tokenizers_without_what_is_needed(check: Check, tiny: Path, tmp_path: P
         file.unlink()
     code, _, err = check(f"model.path={folder}")
     assert code == 2 and "no tokenizer can be loaded from it" in err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["advantage=stratified"], "counts nothing that could be a stratum."),
+        (["advantage=renorm"], "has no process rewards."),
+        (["advantage=hero"], "advantage needs a reward named 'reward_model', and"),
+        (["objective.surrogate=ppo"], "objective.surrogate is 'ppo'; it can be cispo, clipped,"),
+        (["objective.dual_clip=0.5"], "objective.dual_clip is 0.5, it must be above 1."),
+        (["objective.importance_floor=3"], "floor is 3.0 and cap 2.0"),
+    ],
+)
+def test_what_the_environment_must_give(overrides: list[str], sentence: str, check: Check) -> None:
+    code, _, err = check(*overrides)
+    assert code == 2 and sentence in err and len(err.splitlines()) == 1
+
+
+def test_hero_under_a_std_normalizer_is_warned_of(check: Check) -> None:
+    rewards = "environment.rewards={verifier: {name: math}, reward_model: {name: exact_match}}"
+    settings = ["advantage=hero", "advantage.normalizer.name=grpo", rewards]
+    code, out, _ = check(*settings)
+    assert code == 0 and "warning: shaping 'hero' multiplies every reward of a group" in out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from rlnorm.advantage.batch import Samples
@@ -55,23 +54,34 @@ class GRPO(Normalizer):
     def needs_group(self) -> bool:
         return "group" in (self.mean, self.std)
 
+    @property
+    def ignores_group_scale(self) -> bool:
+        return self.std == "group"
+
     def __call__(self, samples: Samples) -> Tensor:
         reward = samples.reward
-        advantage = reward
-        silent = torch.zeros_like(reward, dtype=torch.bool)
-        if self.mean != "none":
-            segments = _level(samples, self.mean)
-            advantage = segments.centered(reward)
-            if self.leave_one_out:
-                # r - mean of the others = n / (n - 1) * (r - mean of all)
-                others = (segments.size - 1).clamp(min=1)
-                advantage = advantage * segments.spread(segments.size / others)
-            silent |= segments.spread(segments.without_signal(reward))
+        levels: dict[Level, Segments] = {
+            level: _level(samples, level) for level in (self.mean, self.std) if level != "none"
+        }
+        centered = {level: segments.centered(reward) for level, segments in levels.items()}
+        # what an advantage is multiplied by, per segment: 0 exactly where there is no signal
+        factor = {
+            level: (~segments.without_signal(reward)).to(reward.dtype)
+            for level, segments in levels.items()
+        }
+        if self.leave_one_out:
+            # r - mean of the others = n / (n - 1) * (r - mean of all)
+            size = levels[self.mean].size
+            factor[self.mean] = factor[self.mean] * (size / (size - 1).clamp(min=1))
         if self.std != "none":
-            segments = _level(samples, self.std)
-            advantage = advantage / (segments.spread(segments.std(reward, self.ddof)) + self.eps)
-            silent |= segments.spread(segments.without_signal(reward))
-        return advantage.masked_fill(silent, 0.0)
+            deviation = levels[self.std].std_of_centered(centered[self.std], self.ddof)
+            factor[self.std] = factor[self.std] / (deviation + self.eps).where(
+                factor[self.std] > 0, 1.0
+            )
+        advantage = centered.get(self.mean, reward)
+        for level, segments in levels.items():
+            advantage = advantage * segments.spread(factor[level])
+        return advantage
 
 
 def _level(samples: Samples, level: Level) -> Segments:

@@ -8,7 +8,7 @@ import torch
 
 from rlnorm.advantage.batch import RewardBatch
 from rlnorm.advantage.interfaces import Shaped, Shaping
-from rlnorm.advantage.registry import SHAPINGS, nearest
+from rlnorm.advantage.registry import SHAPINGS
 
 
 @SHAPINGS.register("sum")
@@ -25,15 +25,13 @@ class Sum(Shaping):
 
     weights: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def required_rewards(self) -> tuple[str, ...] | None:
+        return tuple(self.weights) or None
+
     def __call__(self, batch: RewardBatch, shaped: Shaped | None) -> Shaped:
         weights = self.weights or dict.fromkeys(batch.rewards, 1.0)
         total = torch.zeros(batch.size, dtype=batch.statistics_dtype, device=batch.device)
         for name, weight in weights.items():
-            if name not in batch.rewards:
-                raise ValueError(
-                    f"shaping.weights.{name}: the batch has no such reward; "
-                    f"{nearest(name, batch.rewards)}"
-                )
-            reward = batch.rewards[name].to(total.dtype)
-            total = total + weight * torch.where(torch.isfinite(reward), reward, torch.nan)
+            total = total + weight * batch.reward(name, f"shaping.weights.{name}")
         return Shaped(total)
