@@ -86,12 +86,12 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     assert differences(saved, changed) == [
         "advantage.aggregator.name: 'seq_mean_token_mean' there, 'token_mean' now",
         "advantage.normalizer.name: 'grpo' there, 'rloo' now",
-        "learner.lr: 0.0003 there, 1.0 now",
+        "learner.lr: 0.001 there, 1.0 now",
     ]
     # the schedule's length is part of the learning rate
     decaying = to_plain(load_config(QUICKSTART, ["learner.schedule=linear"]))
     longer = load_config(QUICKSTART, ["learner.schedule=linear", "trainer.steps=500"])
-    assert differences(decaying, longer) == ["trainer.steps: 80 there, 500 now"]
+    assert differences(decaying, longer) == ["trainer.steps: 70 there, 500 now"]
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=str)
