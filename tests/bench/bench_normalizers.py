@@ -105,16 +105,12 @@ def main() -> int:
             shaping = {} if named else {"shaping": [{"name": "sum", "weights": {"verifier": 1.0}}]}
             rows.append(_measured(label, ids, {**shaping, **config}, data))
         for label, shaping in SHAPINGS.items():
-            rows.append(
-                _measured(label, ids, {**shaping, "normalizer": {"name": "dr_grpo"}}, data)
-            )
+            rows.append(_measured(label, ids, {**shaping, "normalizer": {"name": "dr_grpo"}}, data))
     print(f"{EPISODES} episodes, {GROUPS} groups, one thread, float32 in; milliseconds\n")
     print(f"{'normalizer':28}{'ids':8}{'median':>8}{'least':>8}")
     for row in rows:
         late = "  over the limit" if row["least_ms"] > LIMIT_MS and row["limited"] else ""
-        print(
-            f"{row['label']:28}{row['ids']:8}{row['median_ms']:8.2f}{row['least_ms']:8.2f}{late}"
-        )
+        print(f"{row['label']:28}{row['ids']:8}{row['median_ms']:8.2f}{row['least_ms']:8.2f}{late}")
     data = batch(False)
     loop, _ = milliseconds(lambda: grpo_loop(data.group, data.rewards["verifier"]), repeats=3)
     vectorized = next(row for row in rows if row["label"] == "grpo")["median_ms"]

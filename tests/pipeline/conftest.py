@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from rlnorm.cluster import ENVIRONMENT, get
+from rlnorm.cluster import get
 from rlnorm.config import Config
 from rlnorm.config_loading import load_config
+from rlnorm.environment import ENVIRONMENT, quiet
 from rlnorm.learner.group import learner_spec
 from tests.conftest import REPOSITORY
 from tests.pipeline.probe import ProbeLearner
@@ -36,7 +36,7 @@ def tiny_config(tiny: Path, *overrides: str) -> Config:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray with room for a few actors, whatever the machine has."""
-    os.environ.update(ENVIRONMENT)
+    quiet()
     ray.init(
         num_cpus=8,
         include_dashboard=False,

@@ -62,7 +62,7 @@ def relative_difference(one: Gradient, other: Gradient) -> float:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_gradient_is_the_same(
     count: int,
     stage: int,
