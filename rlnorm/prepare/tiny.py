@@ -43,8 +43,10 @@ class TinySettings:
 
     Attributes:
         largest: both numbers are between 0 and this.
-        right: share of the demonstrations that are right; the others are 10 too low where the
-            ones carry, and 10 too high where they do not.
+        right: share of the demonstrations that are right at first; the others are 10 too low
+            where the ones carry, and 10 too high where they do not.
+        steer: change of that share at each look, once the model has `learned`, towards an
+            accuracy between `low` and `high`.
         low, high: the warm start stops once greedy accuracy on a validation set is between these
             and nearly all other answers are the sloppy ones.
         learned: share of answers that must be either right or sloppy by then.
@@ -56,6 +58,7 @@ class TinySettings:
 
     largest: int = 49
     right: float = 0.4
+    steer: float = 0.02
     low: float = 0.22
     high: float = 0.35
     learned: float = 0.7
@@ -174,12 +177,12 @@ def warm_start(
     held_wrong = _encode(tokenizer, validation, _sloppy)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
-    accuracy = 0.0
+    accuracy, share = 0.0, settings.right
     for step in range(1, settings.max_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * min(1.0, step / settings.warmup)
         chosen = torch.randint(len(train), (settings.batch,), generator=generator)
-        take_right = torch.rand(settings.batch, 1, generator=generator) < settings.right
+        take_right = torch.rand(settings.batch, 1, generator=generator) < share
         ids, labels = (
             torch.where(take_right, one[chosen], other[chosen])
             for one, other in zip(right, wrong, strict=True)
@@ -192,8 +195,10 @@ def warm_start(
         if step % settings.check_every == 0:
             accuracy = _greedy_share(model, *held_right)
             learned = accuracy + _greedy_share(model, *held_wrong)
-            if settings.low <= accuracy <= settings.high and learned >= settings.learned:
-                break
+            if learned >= settings.learned:
+                if settings.low <= accuracy <= settings.high:
+                    break
+                share += settings.steer if accuracy < settings.low else -settings.steer
     return step, accuracy
 
 
