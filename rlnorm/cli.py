@@ -262,6 +262,8 @@ def main() -> None:
     from rlnorm.environment import quiet
 
     quiet()
+    # a normalizer of the user's own, module:Class, may lie in the current folder
+    sys.path.insert(0, os.getcwd())
     try:
         app(standalone_mode=False)
     except UserError as error:

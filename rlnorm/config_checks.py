@@ -6,6 +6,8 @@ Pure functions of the config; what needs files (model, data) is in `preflight`.
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -45,7 +47,8 @@ def build_pipeline(config: Config) -> AdvantagePipeline:
             config.advantage, max_response_length=config.rollout.max_response_length
         )
     except ValueError as error:
-        raise UserError(f"advantage.{str(error).removeprefix('advantage.')}") from None
+        text = f"advantage.{str(error).removeprefix('advantage.')}"
+        raise UserError(text if text.endswith(("?", ".")) else f"{text}.") from None
 
 
 def build_objective(config: Config) -> Objective:
@@ -153,6 +156,15 @@ def _check_ranges(config: Config) -> None:
         raise UserError(f"learner.zero_stage is {learner.zero_stage}, it must be 0, 1, 2 or 3.")
     if not config.trainer.name or "/" in config.trainer.name:
         raise UserError(f"trainer.name is {config.trainer.name!r}, it must be a folder's name.")
+    place = Path(trainer.output_dir).expanduser().resolve()
+    while not place.exists():
+        place = place.parent
+    try:
+        tempfile.TemporaryDirectory(dir=place).cleanup()
+    except OSError:
+        raise UserError(
+            f"trainer.output_dir is {trainer.output_dir!r}, and nothing can be written in {place}."
+        ) from None
 
 
 def _check_batches(config: Config) -> None:

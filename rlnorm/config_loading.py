@@ -95,11 +95,16 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def _parse(text: str) -> Override:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not re.fullmatch(r"\+*[\w.]+", key):
+        raise UserError(f"The override {text!r} is not of the form key=value.")
+    parser = OverridesParser.create()
     try:
-        override: Override = OverridesParser.create().parse_overrides([text])[0]
-    except HydraException as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"The override {text!r} is not of the form key=value ({reason}).") from None
+        override: Override = parser.parse_overrides([f"{key}={value}"])[0]
+    except HydraException:
+        # what Hydra's grammar has no words for, such as a path with an accent, is plain text
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        override = parser.parse_overrides([f"{key}='{quoted}'"])[0]
     if override.is_delete() or override.is_sweep_override():
         raise UserError(f"The override {text!r} must set one value: key=value.")
     return override

@@ -70,9 +70,8 @@ def load_tokenizer(config: Config) -> Any:
             path, trust_remote_code=config.model.trust_remote_code
         )
     except Exception as error:  # transformers raises many kinds; all mean: no usable tokenizer
-        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{key} is {path!r}, and no tokenizer can be loaded from it ({reason})."
+            f"{key} is {path!r}, and no tokenizer can be loaded from it ({_reason(error)})."
         ) from None
     if tokenizer.eos_token_id is None:
         raise UserError(f"{key} is {path!r}: its tokenizer has no end-of-sequence token.")
@@ -89,15 +88,25 @@ def load_model_config(config: Config) -> Any:
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
     except Exception as error:  # as above
-        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"model.path is {config.model.path!r}, and no model can be loaded from it ({reason})."
+            f"model.path is {config.model.path!r}, and no model can be loaded from it "
+            f"({_reason(error)})."
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Why transformers could not load something, in few words."""
+    text = " ".join(str(error).split())
+    if "couldn't connect" in text:
+        return "it is no folder here, and the Hugging Face hub cannot be reached"
+    return text[:300]
 
 
 def _check_folder(path: str, key: str) -> None:
     """A path that is meant as a folder must exist; a Hub name has at most one slash."""
     local = Path(path).expanduser()
+    if local.is_file():
+        raise UserError(f"{key} is {path!r}, which is a file; it must be a model's folder.")
     if local.exists() or (
         path.count("/") <= 1 and not path.startswith((".", "/", "~", "prepared"))
     ):

@@ -69,6 +69,10 @@ class Registry:
         Raises:
             ValueError: no name, an unknown name or setting, or a setting of the wrong type.
         """
+        if isinstance(config, str):
+            raise ValueError(
+                f"{self.kind} is {config!r}, it must be a mapping; write {self.kind}.name={config}"
+            )
         if not isinstance(config, Mapping) or "name" not in config:
             raise ValueError(f"{self.kind} needs a mapping with a name, it is {config!r}")
         cls = self.resolve(str(config["name"]))

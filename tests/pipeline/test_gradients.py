@@ -14,6 +14,8 @@ from rlnorm.episode import EpisodeBlock, StepScalars
 from tests.pipeline.conftest import Ranks, tiny_config
 from tests.pipeline.probe import random_episodes, shuffled
 
+# real engines start in a minute on an idle machine, and in several on a busy one
+pytestmark = pytest.mark.timeout(1800)
 VOCABULARY = 100
 Gradient = dict[str, np.ndarray[Any, Any]]
 

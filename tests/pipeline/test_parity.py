@@ -23,6 +23,9 @@ from rlnorm.rollout.sampling import Request, Sampling, episode_seed
 from rlnorm.weight_transfer.transfer import transfer_weights
 from tests.pipeline.conftest import Ranks, tiny_config
 
+# real engines start in a minute on an idle machine, and in several on a busy one
+pytestmark = pytest.mark.timeout(1800)
+
 
 def untied_copy(tiny: Path, folder: Path) -> Path:
     """The tiny model with an output layer of its own."""

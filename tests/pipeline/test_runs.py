@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from rlnorm.tracking.metrics import read_metrics
 from tests.conftest import REPOSITORY
 
+# real engines start in a minute on an idle machine, and in several on a busy one
+pytestmark = pytest.mark.timeout(1800)
 STEPS = 6
 
 

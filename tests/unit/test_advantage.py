@@ -99,7 +99,8 @@ def test_own_normalizer_by_import_path() -> None:
         ({"normalizer": {"name": "grpo", "ddof": 0.5}}, "it must be a whole number"),
         ({"normalizer": {"name": "grpo", "std": "prompt"}}, "must be one of none, group, batch"),
         ({"normalizer": {"name": "grpo", "eps": "x"}}, "normalizer.eps is 'x', it must be a num"),
-        ({"normalizer": "grpo"}, "normalizer needs a mapping with a name"),
+        ({"normalizer": "grpo"}, "must be a mapping; write normalizer.name=grpo"),
+        ({"normalizer": {"eps": 1}}, "normalizer needs a mapping with a name"),
         ({"shaping": {"name": "sum"}}, "must be a list"),
     ],
 )
@@ -127,7 +128,7 @@ def test_sum_of_weights() -> None:
     config["shaping"] = [{"name": "sum", "weights": {"b": 0.5}}]  # type: ignore[assignment]
     assert AdvantagePipeline.from_config(config)(batch).advantage.tolist() == [1.0, 1.5]
     config["shaping"] = [{"name": "sum", "weights": {"c": 1}}]  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="no such reward"):
+    with pytest.raises(ValueError, match="the batch has no reward 'c'"):
         AdvantagePipeline.from_config(config)(batch)
 
 

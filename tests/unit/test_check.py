@@ -98,6 +98,12 @@ BROKEN = {
         "advantage.shaping[0].weights.scores: environment.rewards has only verifier.",
     ),
     "not an override": (["learner.lr"], "is not of the form key=value"),
+    "no key": (["=3"], "The override '=3' is not of the form key=value."),
+    "open bracket": (["learner.lr=[1"], "learner.lr is '[1', it must be a number."),
+    "unicode": (["data.path=/tmp/josé/x y.jsonl"], "data.path is '/tmp/josé/x y.jsonl', and there"),
+    "file as model": ([f"model.path={__file__}"], "which is a file; it must be a model's folder."),
+    "name alone": (["advantage.normalizer=grpo"], "write normalizer.name=grpo."),
+    "not writable": (["trainer.output_dir=/proc/x"], "nothing can be written in /proc."),
     "micro-batch": (
         ["learner.micro_batch_tokens=10"],
         "one episode can have 24 tokens",
