@@ -91,7 +91,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     # the schedule's length is part of the learning rate
     decaying = to_plain(load_config(QUICKSTART, ["learner.schedule=linear"]))
     longer = load_config(QUICKSTART, ["learner.schedule=linear", "trainer.steps=500"])
-    assert differences(decaying, longer) == ["trainer.steps: 100 there, 500 now"]
+    assert differences(decaying, longer) == ["trainer.steps: 120 there, 500 now"]
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=str)
