@@ -221,7 +221,8 @@ def _check_rewards(config: Config) -> None:
         )
     if not environment.rewards:
         raise UserError("environment.rewards is empty; name at least one reward.")
-    build_rewards(environment.rewards)
+    for reward in build_rewards(environment.rewards).values():
+        reward.close()
     if environment.accuracy not in environment.rewards:
         raise UserError(
             f"environment.accuracy is {environment.accuracy!r}, and environment.rewards has only "
