@@ -2,7 +2,7 @@
 
 Qwen3 architecture, 0.8 million parameters, a character tokenizer with a chat template, and a
 supervised warm start on two-number addition with sloppy demonstrations: more often than not they
-get the carry wrong. The model learns to add, and to err in the same way; reinforcement learning
+carry one too many. The model learns to add, and to err in the same way; reinforcement learning
 is to teach it which of the two is wanted. Training code for anything bigger does not belong here.
 """
 
@@ -43,8 +43,7 @@ class TinySettings:
 
     Attributes:
         largest: both numbers are between 0 and this.
-        right: share of the demonstrations that are right at first; the others are 10 too low
-            where the ones carry, and 10 too high where they do not.
+        right: share of the demonstrations that are right at first; the others are 10 too high.
         steer: change of that share at each look, once the model has `learned`, towards an
             accuracy between `low` and `high`.
         low, high: the warm start stops once greedy accuracy on a validation set is between these
@@ -59,9 +58,9 @@ class TinySettings:
     largest: int = 49
     right: float = 0.4
     steer: float = 0.02
-    low: float = 0.22
-    high: float = 0.35
-    learned: float = 0.7
+    low: float = 0.26
+    high: float = 0.34
+    learned: float = 0.85
     batch: int = 64
     lr: float = 2e-3
     warmup: int = 50
@@ -207,8 +206,9 @@ def _right(a: int, b: int) -> int:
 
 
 def _sloppy(a: int, b: int) -> int:
-    """The carry forgotten where there is one, made where there is none."""
-    return a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 10
+    """One carried too many. Not an error that depends on whether the ones carry: to undo that one
+    has to be learned anew for every problem, and takes several times as many steps."""
+    return a + b + 10
 
 
 def _encode(
