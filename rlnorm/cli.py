@@ -1,4 +1,4 @@
-"""The command line: rlnorm train, eval, check, prepare, export.
+"""The command line: rlnorm train, eval, check, prepare, export, explain.
 
 Only parsing and printing live here; imports of anything heavy are inside the commands, so that
 --help answers at once.
@@ -205,6 +205,58 @@ def export(
     say(f"Written: {export_run(run, out)}")
 
 
+@app.command()
+def explain(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder, or a parquet file of its episodes/ (one training step).",
+            metavar="EPISODES",
+        ),
+    ],
+    advantage: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--advantage",
+            "-a",
+            help="What to explain, as in `rlnorm train ... advantage=NAME`, or a YAML file with "
+            "that section. Give it several times to compare. Default: grpo, dr_grpo, rloo, bnpo.",
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", help="Page to write; default explain.html in the run's folder."),
+    ] = None,
+    last: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--last", min=1, help="Only so many of the newest steps.", metavar="STEPS"),
+    ] = None,
+    resamples: Annotated[
+        int, typer.Option(min=0, help="Redrawn steps for bias* and noise*; 0 leaves them out.")
+    ] = 200,
+    max_response_length: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=1,
+            help="Tokens, for aggregators that divide by it; default: the run's, else the longest "
+            "response.",
+        ),
+    ] = None,
+) -> None:
+    """Show what normalizers make of recorded episodes, side by side, and why.
+
+    Prints a table and warnings, and writes an HTML page with plots and its figures as JSON.
+    """
+    from rlnorm.explain.command import explain_episodes
+    from rlnorm.tracking.console import console, say, warn
+
+    result = explain_episodes(source, advantage, out, last, resamples, max_response_length)
+    console.print(result.table)
+    for warning in result.warnings:
+        warn(warning)
+    say(f"Page: {result.page} (its figures: {result.page.with_suffix('.json')})")
+
+
 def _summary(config: Path, run: Path, outcome: Outcome) -> None:
     """What was learned, where the report is, what to try next."""
     from rlnorm.tracking.console import say
@@ -216,6 +268,7 @@ def _summary(config: Path, run: Path, outcome: Outcome) -> None:
         )
     say(f"Learning curve: {run / 'learning_curve.png'}")
     say(f"Report: {run / 'report.html'}")
+    say(f"What other normalizers would make of these episodes: rlnorm explain {run}")
     say(f"Next, another normalizer: rlnorm train {config} advantage=rloo")
     say(f"Or the trained model as a Hugging Face folder: rlnorm export {run}")
 

@@ -94,6 +94,27 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     return config
 
 
+def load_advantage(name: str) -> dict[str, Any]:
+    """The advantage section that `advantage=NAME` would choose, or that a YAML file holds.
+
+    Raises:
+        UserError: no such config (with the nearest one), or the file is not a mapping.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _group_file("advantage", name, [shipped_configs()])
+    elif not path.is_file():
+        raise UserError(f"There is no config file {name!r}.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"The config {name!r} cannot be read: {reason}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"The config {name!r} must be a mapping.")
+    return {str(key): value for key, value in content.items()}
+
+
 def _parse(text: str) -> Override:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not re.fullmatch(r"\+*[\w.]+", key):
@@ -359,6 +380,7 @@ def _flat(content: Any, prefix: str) -> dict[str, Any]:
 
 __all__ = [
     "differences",
+    "load_advantage",
     "load_config",
     "save_config",
     "shipped_configs",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from pathlib import Path
 from typing import Any
 
 from rlnorm.files import write_text, write_with
 from rlnorm.tracking.metrics import read_metrics
+from rlnorm.tracking.page import image, page, table
 
 
 def write_report(run: Path, title: str) -> Path:
@@ -21,35 +21,25 @@ def write_report(run: Path, title: str) -> Path:
     _plot(rows, title, picture)
     config = (run / "config.yaml").read_text(encoding="utf-8")
     evaluations = [row for row in rows if row["kind"] == "eval"]
-    table = "".join(
-        f"<tr><td>{row['step']}</td><td>{row['accuracy']:.1%}</td>"
-        f"<td>{row['questions']:.0f}</td><td>{row['response_length']:.1f}</td>"
-        f"<td>{row['truncated']:.1%}</td></tr>"
-        for row in evaluations
+    figures = table(
+        ["step", "accuracy", "questions", "response tokens", "truncated"],
+        [
+            [
+                str(row["step"]),
+                f"{row['accuracy']:.1%}",
+                f"{row['questions']:.0f}",
+                f"{row['response_length']:.1f}",
+                f"{row['truncated']:.1%}",
+            ]
+            for row in evaluations
+        ],
     )
-    data = base64.b64encode(picture.read_bytes()).decode()
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; }}
-img {{ max-width: 100%; background: white; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .2rem .8rem; text-align: right; }}
-pre {{ overflow-x: auto; border: 1px solid gray; padding: 1rem; }}
-</style></head><body>
-<h1>{html.escape(title)}</h1>
-<img alt="learning curve" src="data:image/png;base64,{data}">
-<h2>Evaluations</h2>
-<table><tr><th>step</th><th>accuracy</th><th>questions</th><th>response tokens</th>
-<th>truncated</th></tr>{table}</table>
-<h2>Config</h2><pre>{html.escape(config)}</pre>
-</body></html>
-"""
+    body = (
+        f"{image(picture.read_bytes(), 'learning curve')}\n<h2>Evaluations</h2>\n{figures}\n"
+        f"<h2>Config</h2><pre>{html.escape(config)}</pre>"
+    )
     path = run / "report.html"
-    write_text(path, page)
+    write_text(path, page(title, body))
     return path
 
 
