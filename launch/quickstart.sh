@@ -2,7 +2,7 @@
 # From nothing to a trained model: installs rlnorm, prepares a tiny model and its problems, and
 # trains, with an evaluation before and after.
 #
-#   bash launch/quickstart.sh [config overrides, such as train.steps=20]
+#   bash launch/quickstart.sh [config overrides, such as trainer.steps=20]
 #
 # It can be run again: what is installed and prepared is kept.
 set -euo pipefail

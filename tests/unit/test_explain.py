@@ -183,7 +183,8 @@ def test_unscored_and_silent_episodes_leave_the_gradient_finite() -> None:
         ),
         (
             {"normalizer": {"name": "bnpo"}},
-            recorded([float(i % 2) for i in range(62)] + [1, 0] * 15 + [0] * 32, [*range(62)] * 2),
+            # 31 groups half right and one with 1 right of 16, as in BNPO's docstring
+            recorded([1.0, 0.0] * (31 * 8) + [1.0] + [0.0] * 15, [i // 16 for i in range(32 * 16)]),
             "weigh",
         ),
         (
