@@ -85,7 +85,10 @@ class AdvantageGRPOTrainer(GRPOTrainer):
     ) -> None:
         check_version(version("trl"))
         super().__init__(*args, **kwargs)
-        self.pipeline = build_pipeline(advantage, self.max_completion_length)
+        longest = self.max_completion_length
+        if longest is None:
+            raise ValueError("max_completion_length is None, it must be a number of tokens")
+        self.pipeline = build_pipeline(advantage, longest)
         self.stratum = stratum
         self._scores: torch.Tensor | None = None
         self._truncated: torch.Tensor | None = None
@@ -115,7 +118,7 @@ class AdvantageGRPOTrainer(GRPOTrainer):
             )
         if self.pipeline.normalizer.needs_strata and self.stratum is None:
             reason = None
-            if not self.tools:
+            if not self.tools and self.rollout_func is None:
                 reason = "there are no tools whose results could be counted"
             elif self.mask_truncated_completions:
                 reason = "mask_truncated_completions hides the tools' results in cut off ones"
@@ -161,8 +164,9 @@ class AdvantageGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        training = self.model.training
+        training = bool(self.model and self.model.training)
         samples = self.num_generations if training else self.num_generations_eval
+        assert samples is not None
         trained = batch["completion_mask"]
         if "tool_mask" in batch:
             trained = trained * batch["tool_mask"]
@@ -187,7 +191,7 @@ class AdvantageGRPOTrainer(GRPOTrainer):
         batch["advantages"] = out.weight[start : start + local] * batch["num_items_in_batch"]
         for name, value in out.metrics.items():
             self._metrics["train" if training else "eval"][f"advantage/{name}"].append(value)
-        shown = self._logs["advantages"]
+        shown: Any = self._logs["advantages"]
         for _ in range(min(len(shown), len(out.advantage))):
             shown.pop()
         shown.extend(out.advantage.tolist())
