@@ -14,8 +14,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from rlnorm.advantage import AdvantagePipeline
+from rlnorm.explain.diagnosis import Recording
+from rlnorm.explain.recorded import read_recorded
 from rlnorm.tracking.metrics import read_metrics
 from tests.conftest import REPOSITORY
 
@@ -127,6 +131,27 @@ def test_episodes_tell_what_was_learned_from(uninterrupted: Path) -> None:
         if rewards.std():
             want = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
         np.testing.assert_allclose([row["advantage"] for row in mine], want, rtol=1e-5)
+
+
+def test_explain_finds_what_the_learner_used(uninterrupted: Path, tmp_path: Path) -> None:
+    """The run's own pipeline on its recorded episodes gives the recorded advantages and weights."""
+    page = tmp_path / "page.html"
+    told = run(
+        [sys.executable, "-m", "rlnorm.cli", "explain", str(uninterrupted), "--out", str(page)]
+    )
+    assert str(page) in told.replace("\n", "") and page.stat().st_size > 10_000
+    config = yaml.safe_load((uninterrupted / "config.yaml").read_text(encoding="utf-8"))
+    pipeline = AdvantagePipeline.from_config(
+        config["advantage"], max_response_length=config["rollout"]["max_response_length"]
+    )
+    outputs = Recording(read_recorded(uninterrupted)).apply(pipeline)
+    assert len(outputs) == STEPS
+    for step, out in enumerate(outputs, start=1):
+        table = pq.read_table(uninterrupted / "episodes" / f"step_{step:06d}.parquet")
+        for name, found in (("advantage", out.advantage), ("weight", out.weight)):
+            recorded = table[name].to_numpy()
+            assert np.abs(recorded).max() > 0
+            np.testing.assert_allclose(found.numpy(), recorded, rtol=1e-6, err_msg=name)
 
 
 def test_run_folder_says_where_it_came_from(uninterrupted: Path) -> None:
