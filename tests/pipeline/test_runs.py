@@ -146,12 +146,14 @@ def test_explain_finds_what_the_learner_used(uninterrupted: Path, tmp_path: Path
     )
     outputs = Recording(read_recorded(uninterrupted)).apply(pipeline)
     assert len(outputs) == STEPS
+    learned_from = 0
     for step, out in enumerate(outputs, start=1):
         table = pq.read_table(uninterrupted / "episodes" / f"step_{step:06d}.parquet")
         for name, found in (("advantage", out.advantage), ("weight", out.weight)):
             recorded = table[name].to_numpy()
-            assert np.abs(recorded).max() > 0
+            learned_from += int((recorded != 0).sum())
             np.testing.assert_allclose(found.numpy(), recorded, rtol=1e-6, err_msg=name)
+    assert learned_from > 0
 
 
 def test_run_folder_says_where_it_came_from(uninterrupted: Path) -> None:
