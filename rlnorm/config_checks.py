@@ -13,7 +13,7 @@ import torch
 
 from rlnorm.advantage import AdvantagePipeline
 from rlnorm.config import Config
-from rlnorm.environments import ENVIRONMENTS
+from rlnorm.environments import build_environment
 from rlnorm.errors import UserError
 from rlnorm.objective import ImportanceSampling, Objective
 from rlnorm.rewards.registry import build_rewards
@@ -137,6 +137,7 @@ def _check_ranges(config: Config) -> None:
         "learner.start_timeout_s": learner.start_timeout_s,
         "learner.timeout_s": learner.timeout_s,
         "environment.timeout_s": config.environment.timeout_s,
+        "environment.episode_timeout_s": config.environment.episode_timeout_s,
         "cluster.start_timeout_s": config.cluster.start_timeout_s,
     }
     for key, number in above_zero.items():
@@ -150,6 +151,10 @@ def _check_ranges(config: Config) -> None:
     for key, share in shares.items():
         if not 0 <= share < 1:
             raise UserError(f"{key} is {share}, it must be at least 0 and below 1.")
+    if not 0 <= config.environment.max_failed <= 1:
+        raise UserError(
+            f"environment.max_failed is {config.environment.max_failed}, it must be from 0 to 1."
+        )
     if objective.clip_low > 1:
         raise UserError(f"objective.clip_low is {objective.clip_low}, it must be at most 1.")
     if learner.zero_stage not in (0, 1, 2, 3):
@@ -214,11 +219,7 @@ def _check_placement(config: Config) -> None:
 
 def _check_rewards(config: Config) -> None:
     environment = config.environment
-    if environment.name not in ENVIRONMENTS:
-        raise UserError(
-            f"environment.name is {environment.name!r}, it must be one of "
-            f"{', '.join(sorted(ENVIRONMENTS))}."
-        )
+    build_environment(environment.name, environment.settings).check()
     if not environment.rewards:
         raise UserError("environment.rewards is empty; name at least one reward.")
     for reward in build_rewards(environment.rewards).values():
@@ -239,7 +240,7 @@ def _check_rewards(config: Config) -> None:
 
 def _check_signals(config: Config, pipeline: AdvantagePipeline) -> None:
     """The environment must give what the advantage pipeline asks for."""
-    environment = ENVIRONMENTS[config.environment.name]
+    environment = build_environment(config.environment.name, config.environment.settings)
     if pipeline.per_step and not environment.has_steps:
         raise UserError(
             f"advantage gives credit to steps, and environment.name {config.environment.name!r} "

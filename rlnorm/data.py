@@ -19,7 +19,7 @@ from rlnorm.errors import UserError
 LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 USUAL_COLUMNS = {
     "data.prompt_column": ("problem", "question", "prompt"),
-    "data.answer_column": ("answer", "gold", "solution"),
+    "data.answer_column": ("answer", "answers", "gold", "solution"),
 }
 
 
@@ -68,7 +68,7 @@ class PromptDataset:
 
 def load_train_prompts(config: DataConfig, tokenizer: Any) -> PromptDataset:
     """The prompts to train on. Raises UserError for whatever is wrong with the data."""
-    rows = _read(config.path, config.name, config.split, "data.path")
+    rows = read_rows(config.path, config.name, config.split, "data.path")
     return _prompts(rows[: config.limit], config.path, config, tokenizer)
 
 
@@ -76,11 +76,11 @@ def load_eval_prompts(config: DataConfig, tokenizer: Any) -> PromptDataset:
     """The prompts to evaluate on. Raises UserError for whatever is wrong with the data."""
     path = config.eval_path or config.path
     name = config.eval_name or (config.name if config.eval_path is None else None)
-    rows = _read(path, name, config.eval_split or "test", "data.eval_path")
+    rows = read_rows(path, name, config.eval_split or "test", "data.eval_path")
     return _prompts(rows[: config.eval_limit], path, config, tokenizer)
 
 
-def _read(path: str, name: str | None, split: str, key: str) -> list[dict[str, Any]]:
+def read_rows(path: str, name: str | None, split: str, key: str) -> list[dict[str, Any]]:
     """All rows of a local file or Hub dataset."""
     if is_local(path):
         return _read_local(Path(path).expanduser(), key)
@@ -149,7 +149,7 @@ def _prompts(
         bad = [
             column
             for column, value in zip(columns.values(), values, strict=True)
-            if value is None or not str(value).strip()
+            if value is None or value == [] or not str(value).strip()
         ]
         if bad:
             if config.bad_rows is BadRow.error:
@@ -159,7 +159,7 @@ def _prompts(
             skipped += 1
             continue
         questions.append(str(values[0]))
-        answers.append(str(values[1]))
+        answers.append(_answer(values[1]))
         sources.append(number)
     encoded = encode_prompts(questions, config, tokenizer)
     fits = [len(ids) <= config.max_prompt_length for ids in encoded]
@@ -180,6 +180,13 @@ def _prompts(
         too_long=len(encoded) - len(kept),
         skipped=skipped,
     )
+
+
+def _answer(value: Any) -> str:
+    """A gold answer as text; several that are equally right as a JSON list."""
+    if isinstance(value, list):
+        return json.dumps([str(one) for one in value], ensure_ascii=False)
+    return str(value)
 
 
 def _column(key: str, wanted: str | None, rows: list[dict[str, Any]], path: str) -> str:

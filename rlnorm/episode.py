@@ -16,6 +16,21 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A part of a response.
+
+    Attributes:
+        end: the response position just past its last token.
+        by_policy: the policy sampled it; else the environment wrote it.
+        text: special tokens left out.
+    """
+
+    end: int
+    by_policy: bool
+    text: str
+
+
 @dataclass
 class Episode:
     """One sampled response, possibly of several turns.
@@ -29,14 +44,17 @@ class Episode:
         loss_mask: 1 where the policy sampled the token, 0 where the environment wrote it.
         rollout_logprobs: log-prob of each response token by the rollout engine (0 where the
             environment wrote it), at the sampling temperature.
-        response: the response's text, special tokens left out.
         answer: the dataset's gold answer.
+        response: the response's text, special tokens left out.
+        turns: the response's parts, in order.
         row: the prompt's row in the dataset.
         stratum: what the environment counted (such as search calls).
         truncated: the response hit its length limit.
         weight_version: of the weights that sampled it.
         step_rewards: (end, value): process rewards of the steps that end before token `end`.
         metadata: whatever else the environment wants recorded; JSON types only.
+        error: the traceback if the environment failed, else empty; a failed episode has no
+            response and is not scored.
     """
 
     group: int
@@ -45,14 +63,16 @@ class Episode:
     response_ids: list[int]
     loss_mask: list[int]
     rollout_logprobs: list[float]
-    response: str
     answer: str
     row: int
+    response: str = ""
+    turns: list[Turn] = field(default_factory=list)
     stratum: int = 0
     truncated: bool = False
     weight_version: int = 0
     step_rewards: list[tuple[int, float]] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.loss_mask), len(self.rollout_logprobs)}
@@ -86,6 +106,9 @@ class EpisodeBlock:
     weight_version: Ints
     response: list[str]
     answer: list[str]
+    turns: list[list[Turn]]
+    metadata: list[dict[str, Any]]
+    error: list[str]
 
     @classmethod
     def of(cls, episodes: list[Episode]) -> EpisodeBlock:
@@ -116,6 +139,9 @@ class EpisodeBlock:
             weight_version=column("weight_version", np.int64),
             response=[e.response for e in episodes],
             answer=[e.answer for e in episodes],
+            turns=[e.turns for e in episodes],
+            metadata=[e.metadata for e in episodes],
+            error=[e.error for e in episodes],
         )
 
     def __len__(self) -> int:
@@ -151,6 +177,7 @@ class StepScalars:
     prompt_length: Ints
     stratum: Ints
     truncated: Bools
+    failed: Bools
     weight_version: Ints
 
     @classmethod
@@ -166,6 +193,7 @@ class StepScalars:
             prompt_length=np.diff(block.prompt_offsets),
             stratum=block.stratum,
             truncated=block.truncated,
+            failed=np.asarray([bool(error) for error in block.error], dtype=np.bool_),
             weight_version=block.weight_version,
         )
 

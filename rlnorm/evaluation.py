@@ -56,17 +56,17 @@ def evaluate(model: str, config: Config, output: Path) -> EvaluationResult:
         rollout.wait_started()
         rollout.set_dataset("evaluation", prompts)
         requests = [Request(row, group=row, sample=0, seed=0) for row in range(len(prompts))]
-        scalars, events, blocks = rollout.score_round(
+        played = rollout.score_round(
             "evaluation", requests, greedy(config), rewards, config.environment.timeout_s
         )
         path = output / "episodes.parquet"
         get(
-            rewards.record.remote(str(path.resolve()), scalars, None, None, *blocks),
+            rewards.record.remote(str(path.resolve()), played.scalars, None, None, *played.blocks),
             config.environment.timeout_s,
             "reward-0",
             "recording",
         )
-        metrics = step_metrics(scalars, events, config.environment.accuracy)
+        metrics = step_metrics(played.scalars, played.events, config.environment.accuracy)
         rollout.stop()
         get(rewards.close.remote(), 60.0, "reward-0", "stopping")
     finally:

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rlnorm.files import write_json
 from rlnorm.preflight import Inputs
 from rlnorm.tracking.metrics import read_metrics
 
+LOG = "log.txt"
 PACKAGES = ("torch", "transformers", "ray", "deepspeed", "datasets", "math-verify", "safetensors")
 
 
@@ -121,3 +123,9 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def append_log(run: Path, text: str) -> None:
+    """Add a dated entry to the run's log.txt: what is too long for the console."""
+    with open(run / LOG, "a", encoding="utf-8") as file:
+        file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")

@@ -21,13 +21,20 @@ from rlnorm.config import Config
 from rlnorm.config_loading import save_config, to_plain
 from rlnorm.data import PromptStream
 from rlnorm.episode import StepScalars
-from rlnorm.errors import StoppedAtOnce
+from rlnorm.errors import StoppedAtOnce, WorkerError
 from rlnorm.learner.group import LearnerGroup
 from rlnorm.preflight import Inputs
 from rlnorm.rewards.worker import RewardWorker
-from rlnorm.rollout.pool import RolloutPool
+from rlnorm.rollout.pool import RolloutPool, Round
 from rlnorm.rollout.sampling import Request, Sampling, episode_seed
-from rlnorm.run_folder import Outcome, check_resumable, outcome_of, write_environment
+from rlnorm.run_folder import (
+    LOG,
+    Outcome,
+    append_log,
+    check_resumable,
+    outcome_of,
+    write_environment,
+)
 from rlnorm.tracking.console import StepProgress, say, warn
 from rlnorm.tracking.metrics import MetricsWriter, keep_rows_until, read_metrics
 from rlnorm.tracking.report import write_report
@@ -77,9 +84,11 @@ class Trainer:
     def make_step(self) -> dict[str, float]:
         """Prompts -> episodes -> rewards -> weights -> gradient -> new weights in the engines."""
         config, clock, step = self.config, Stopwatch(), self.step + 1
-        scalars, events, blocks = self.rollout.score_round(
+        played = self.rollout.score_round(
             "train", self._requests(), self._sampling, self.rewards, config.environment.timeout_s
         )
+        self._check_failures(f"step {step}", played)
+        scalars, blocks = played.scalars, played.blocks
         clock.lap("rollout")
         result = self.learners.update(step, scalars, blocks)
         clock.lap("update")
@@ -90,7 +99,7 @@ class Trainer:
             self._record(f"episodes/step_{step:06d}", scalars, blocks, result)
         tokens = float(scalars.response_length.sum())
         metrics = {
-            **step_metrics(scalars, events, config.environment.accuracy),
+            **step_metrics(scalars, played.events, config.environment.accuracy),
             **result.metrics,
             **clock.laps,
             "time/step": clock.total,
@@ -106,15 +115,17 @@ class Trainer:
         assert prompts is not None
         requests = [Request(row, group=row, sample=0, seed=0) for row in range(len(prompts))]
         clock = Stopwatch()
-        scalars, events, blocks = self.rollout.score_round(
+        played = self.rollout.score_round(
             "evaluation",
             requests,
             greedy(self.config),
             self.rewards,
             self.config.environment.timeout_s,
         )
-        self._record(f"eval/step_{self.step:06d}", scalars, blocks, None)
-        metrics = step_metrics(scalars, events, self.config.environment.accuracy)
+        self._check_failures(f"the evaluation after step {self.step}", played)
+        scalars = played.scalars
+        self._record(f"eval/step_{self.step:06d}", scalars, played.blocks, None)
+        metrics = step_metrics(scalars, played.events, self.config.environment.accuracy)
         self.last_accuracy = metrics.pop("accuracy")
         self.metrics.write(
             self.step,
@@ -138,6 +149,24 @@ class Trainer:
         )
         self._saved = self.step
         remove_old(self.run / "checkpoints", self.config.trainer.keep_last)
+
+    def _check_failures(self, when: str, played: Round) -> None:
+        """Log what the environment raised; WorkerError where too many episodes failed."""
+        if not played.errors:
+            return
+        environment, count = self.config.environment, len(played.scalars)
+        what = (
+            f"environment {environment.name!r} failed in {len(played.errors)} of {count} episodes "
+            f"of {when}"
+        )
+        append_log(self.run, "\n".join([what, *played.errors]))
+        first = played.errors[0].strip().splitlines()[-1]
+        told = f"{what}: {first} (tracebacks in {self.run / LOG})"
+        if len(played.errors) > environment.max_failed * count:
+            raise WorkerError(
+                f"{told}; environment.max_failed allows a share of {environment.max_failed:g}"
+            )
+        warn(told)
 
     # the parts of a step -------------------------------------------------------------------
 
@@ -282,6 +311,7 @@ def step_metrics(scalars: StepScalars, events: Counter[str], accuracy: str) -> d
         "response_length": float(scalars.response_length.mean()),
         "prompt_length": float(scalars.prompt_length.mean()),
         "truncated": float(scalars.truncated.mean()),
+        "failed": float(scalars.failed.mean()),
         **values,
         **{f"events/{name}": float(count) for name, count in sorted(events.items())},
     }

@@ -1,11 +1,18 @@
 """Environments: how one episode is played, turn by turn, against a rollout engine.
 
-An environment asks the engine for tokens and writes what it answers itself; it does not score.
+An environment lets the policy speak and writes what it answers itself; it does not score. One of
+your own is named in the config as "package.module:Class".
 """
 
-from rlnorm.environments.interface import Environment, Generation, Generator, Prompt
-from rlnorm.environments.single_turn import SingleTurn
+from rlnorm.environments.interface import Environment, Generation, Generator, Prompt, Transcript
+from rlnorm.environments.registry import ENVIRONMENTS, build_environment
 
-ENVIRONMENTS: dict[str, type[Environment]] = {"single_turn": SingleTurn}
-
-__all__ = ["ENVIRONMENTS", "Environment", "Generation", "Generator", "Prompt", "SingleTurn"]
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "Generation",
+    "Generator",
+    "Prompt",
+    "Transcript",
+    "build_environment",
+]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlnorm.files import write_text
+from rlnorm.prepare.once import prepare_once
 
 HELD_OUT = 200
 """Problems that neither the warm start nor the training sees."""
@@ -77,15 +77,11 @@ def prepare_tiny(
     A folder that is already complete for this seed is left as it is.
     """
     settings = settings or TinySettings()
-    record = folder / "prepared.json"
     wanted = {"seed": seed, **settings.__dict__}
-    if record.is_file():
-        made: dict[str, Any] = json.loads(record.read_text())
-        if made["settings"] == wanted:
-            return {**made, "fresh": False}
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    return prepare_once(folder, wanted, lambda place: _make(place, seed, settings))
+
+
+def _make(folder: Path, seed: int, settings: TinySettings) -> dict[str, Any]:
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer))
@@ -97,29 +93,23 @@ def prepare_tiny(
         problems[HELD_OUT + VALIDATION :],
     )
     steps, accuracy = warm_start(model, tokenizer, train, validation, settings, seed)
-    model.save_pretrained(temporary / "model")
-    tokenizer.save_pretrained(temporary / "model")
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
     for name, part in (("train", [*train, *validation]), ("test", test)):
         lines = [
             json.dumps({"id": f"add-{a}-{b}", "problem": f"{a}+{b}=", "answer": str(a + b)})
             for a, b in part
         ]
-        write_text(temporary / f"{name}.jsonl", "\n".join(lines) + "\n")
-    made = {
-        "settings": wanted,
+        write_text(folder / f"{name}.jsonl", "\n".join(lines) + "\n")
+    return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "warm_start_steps": steps,
         "accuracy": accuracy,
     }
-    write_text(temporary / "prepared.json", json.dumps(made, indent=1))
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    return {**made, "fresh": True}
 
 
-def make_tokenizer() -> Any:
-    """One token per printable ASCII character, with a chat template."""
+def make_tokenizer(words: Sequence[str] = ()) -> Any:
+    """One token per printable ASCII character and for each of these words, a chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -136,6 +126,7 @@ def make_tokenizer() -> Any:
         clean_up_tokenization_spaces=False,
         model_max_length=256,
     )
+    fast.add_tokens(list(words))
     fast.chat_template = CHAT_TEMPLATE
     return fast
 

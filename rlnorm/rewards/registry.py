@@ -10,10 +10,13 @@ from rlnorm.errors import UserError
 from rlnorm.rewards.exact_match import ExactMatch
 from rlnorm.rewards.interface import Reward
 from rlnorm.rewards.math import Math
+from rlnorm.rewards.qa import QAF1, QAExactMatch
 
 REWARDS = Registry("reward")
 REWARDS.register("exact_match")(ExactMatch)
 REWARDS.register("math")(Math)
+REWARDS.register("qa_exact_match")(QAExactMatch)
+REWARDS.register("qa_f1")(QAF1)
 
 
 def build_rewards(section: Mapping[str, Any]) -> dict[str, Reward]:

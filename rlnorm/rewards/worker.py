@@ -5,7 +5,9 @@ It keeps texts and tokens away from the driver, which sees scalars only.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,15 @@ from rlnorm.files import write_with
 from rlnorm.rewards.registry import build_rewards
 
 
+@dataclass(frozen=True)
+class Scored:
+    """A block's scalars, counts named reward/event, and the failed episodes' tracebacks."""
+
+    scalars: StepScalars
+    counts: dict[str, int]
+    errors: list[str]
+
+
 class RewardWorker:
     """Holds the environment's rewards (and their grading processes)."""
 
@@ -28,17 +39,21 @@ class RewardWorker:
         """Answers once the worker is up."""
         return True
 
-    def score(self, block: EpisodeBlock) -> tuple[StepScalars, dict[str, int]]:
-        """Scalars of the block's episodes, and counts named reward/event."""
+    def score(self, block: EpisodeBlock) -> Scored:
+        """Score the block's episodes; failed ones get no score."""
         values: dict[str, np.ndarray[Any, np.dtype[np.float64]]] = {}
         counts: Counter[str] = Counter()
+        played = [i for i, error in enumerate(block.error) if not error]
+        golds = [block.answer[i] for i in played]
+        responses = [block.response[i] for i in played]
         for name, reward in self.rewards.items():
-            scores = reward.score(block.answer, block.response)
-            values[name] = np.asarray(
-                [np.nan if v is None else v for v in scores.values], dtype=np.float64
-            )
+            scores = reward.score(golds, responses)
+            values[name] = np.full(len(block), np.nan)
+            values[name][played] = [np.nan if v is None else v for v in scores.values]
             counts.update({f"{name}/{event}": n for event, n in scores.counts.items()})
-        return StepScalars.of(block, values), dict(counts)
+        return Scored(
+            StepScalars.of(block, values), dict(counts), [error for error in block.error if error]
+        )
 
     def record(
         self,
@@ -66,6 +81,11 @@ class RewardWorker:
             "loss_mask": [block.loss_mask[span].tolist() for block, span in spans],
             "rollout_logprobs": [block.rollout_logprobs[span].tolist() for block, span in spans],
         }
+        metadata = [data for block in blocks for data in block.metadata]
+        if any(metadata):
+            columns["metadata"] = [json.dumps(data) for data in metadata]
+        if scalars.failed.any():
+            columns["error"] = [error or None for block in blocks for error in block.error]
         for name, reward in scalars.rewards.items():
             columns[f"reward/{name}"] = pa.array(reward, from_pandas=True)
         if advantage is not None:

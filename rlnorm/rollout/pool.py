@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,6 +17,23 @@ from rlnorm.rollout.sampling import Request, Sampling
 from rlnorm.rollout.worker import EngineSpec, RolloutWorker
 
 
+@dataclass(frozen=True)
+class Round:
+    """What the driver learns of a round of episodes.
+
+    Attributes:
+        scalars: of all episodes, in the order of the blocks.
+        events: counts of what the rewards saw.
+        errors: tracebacks of failed episodes.
+        blocks: references to the episodes themselves.
+    """
+
+    scalars: StepScalars
+    events: Counter[str]
+    errors: list[str]
+    blocks: list[Any]
+
+
 class RolloutPool:
     """Starts the engines and shares requests out among them."""
 
@@ -26,6 +44,8 @@ class RolloutPool:
             tokenizer=config.model.tokenizer or config.model.path,
             trust_remote_code=config.model.trust_remote_code,
             environment=config.environment.name,
+            environment_settings=config.environment.settings,
+            episode_timeout_s=config.environment.episode_timeout_s,
             device=resolve_device(config),
             dtype=str(config.rollout.dtype),
             max_length=config.max_length,
@@ -72,15 +92,13 @@ class RolloutPool:
         sampling: Sampling,
         rewards: Any,
         scoring_timeout_s: float,
-    ) -> tuple[StepScalars, Counter[str], list[Any]]:
+    ) -> Round:
         """Sample and score one round; a block is scored while others are still sampled.
 
         Args:
             rewards: the reward worker.
             scoring_timeout_s: seconds scoring may take once sampling is done.
 
-        Returns:
-            Scalars of all episodes, counts of what the rewards saw, and references to the blocks.
         """
         blocks = self.sample(dataset, requests, sampling)
         scored = [rewards.score.remote(block) for block in blocks]
@@ -88,9 +106,14 @@ class RolloutPool:
             get_ready(block, self.limits.timeout_s, name, f"sampling from {dataset!r}")
         parts = [get(call, scoring_timeout_s, "reward-0", "scoring") for call in scored]
         events: Counter[str] = Counter()
-        for _, counts in parts:
-            events.update(counts)
-        return StepScalars.concatenate([scalars for scalars, _ in parts]), events, blocks
+        for part in parts:
+            events.update(part.counts)
+        return Round(
+            StepScalars.concatenate([part.scalars for part in parts]),
+            events,
+            [error for part in parts for error in part.errors],
+            blocks,
+        )
 
     def begin_weight_update(self) -> None:
         """Stop sampling on all engines."""

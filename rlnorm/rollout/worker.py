@@ -10,6 +10,8 @@ import asyncio
 import math
 import os
 import tempfile
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlnorm.data import PromptDataset
-from rlnorm.environments import ENVIRONMENTS, Generation, Prompt
-from rlnorm.episode import EpisodeBlock
+from rlnorm.environments import Generation, Prompt, Transcript, build_environment
+from rlnorm.episode import Episode, EpisodeBlock
 from rlnorm.rollout.sampling import Request, Sampling
 from rlnorm.weight_transfer import HOST_BACKEND
 
@@ -32,6 +34,8 @@ class EngineSpec:
     tokenizer: str
     trust_remote_code: bool
     environment: str
+    environment_settings: dict[str, Any]
+    episode_timeout_s: float
     device: str
     dtype: str
     max_length: int
@@ -97,6 +101,8 @@ class RolloutWorker:
             spec.tokenizer, trust_remote_code=spec.trust_remote_code
         )
         await self.engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+        self.environment = build_environment(spec.environment, spec.environment_settings)
+        await self.environment.start()
         return str(vllm.__version__)
 
     async def set_dataset(self, name: str, dataset: PromptDataset) -> None:
@@ -112,17 +118,17 @@ class RolloutWorker:
         same way in every run, and with them the last bits of the log-probs.
         """
         prompts = self._datasets[dataset]
-        environment = ENVIRONMENTS[self.spec.environment](sampling.max_tokens)
         turns = _Turns(self.engine, self.tokenizer, sampling, self.weight_version, len(requests))
         await self.engine.pause_generation(mode="keep", clear_cache=False)
         players = [
             asyncio.ensure_future(
-                environment.play(
+                self._play(
                     Prompt(
                         group=request.group,
                         sample=request.sample,
                         row=prompts.row[request.row],
                         prompt_ids=prompts.prompt_ids[request.row],
+                        question=prompts.question[request.row],
                         answer=prompts.answer[request.row],
                         seed=request.seed,
                     ),
@@ -141,6 +147,19 @@ class RolloutWorker:
             for player in players:
                 player.cancel()
             raise
+
+    async def _play(self, prompt: Prompt, turns: _Turns) -> Episode:
+        """One episode. What the environment raises costs this episode; what the engine raises is
+        the engine's, and ends the round."""
+        transcript = Transcript(prompt, turns, turns.sampling.max_tokens)
+        try:
+            async with asyncio.timeout(self.spec.episode_timeout_s):
+                await self.environment.play(transcript)
+            return transcript.episode()
+        except Exception:
+            if turns.failure is not None:
+                raise turns.failure from None
+            return transcript.failed(traceback.format_exc())
 
     async def begin_weight_update(self) -> None:
         """Stop sampling and make the engine ready to load weights."""
@@ -188,11 +207,23 @@ class _Turns:
         self.version = version
         self.expected = expected
         self.queued = 0
+        self.failure: Exception | None = None
         self.all_queued = asyncio.Event()
         # requests enter the engine one after the other, in the order of the episodes
         self.entrance = asyncio.Lock()
 
-    async def generate(self, token_ids: list[int], max_tokens: int, seed: int) -> Generation:
+    async def generate(
+        self, token_ids: list[int], max_tokens: int, seed: int, stop: Sequence[str] = ()
+    ) -> Generation:
+        try:
+            return await self._generate(token_ids, max_tokens, seed, [*self.sampling.stop, *stop])
+        except Exception as error:
+            self.failure = error
+            raise
+
+    async def _generate(
+        self, token_ids: list[int], max_tokens: int, seed: int, stop: list[str]
+    ) -> Generation:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -205,21 +236,24 @@ class _Turns:
             max_tokens=max_tokens,
             seed=seed,
             logprobs=0,
-            stop=list(settings.stop) or None,
-            include_stop_str_in_output=bool(settings.stop),
-            detokenize=bool(settings.stop),
+            stop=stop or None,
+            include_stop_str_in_output=bool(stop),
+            detokenize=bool(stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         async with self.entrance:
             self.queued += 1
-            collector = await self.engine.add_request(
-                f"{self.version}-{id(self)}-{self.queued}", tokens_input(token_ids), parameters
-            )
+            name = f"{self.version}-{id(self)}-{self.queued}"
+            collector = await self.engine.add_request(name, tokens_input(token_ids), parameters)
         if self.queued >= self.expected:
             self.all_queued.set()
-        output = await collector.get()
-        while not output.finished:
+        try:
             output = await collector.get()
+            while not output.finished:
+                output = await collector.get()
+        except asyncio.CancelledError:
+            await self.engine.abort(name)
+            raise
         completion = output.outputs[0]
         ids = list(completion.token_ids)
         logprobs = [
@@ -228,6 +262,9 @@ class _Turns:
         if not all(map(math.isfinite, logprobs)):
             raise RuntimeError("vLLM gave a log-prob that is not finite")
         return Generation(ids, logprobs, completion.finish_reason == "length", self.version)
+
+    def encode(self, text: str) -> list[int]:
+        return list(map(int, self.tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def decode(self, token_ids: list[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from rlnorm.environments import Environment, Transcript
 from rlnorm.episode import Episode, EpisodeBlock, StepScalars
 from rlnorm.learner import zero
 from rlnorm.learner.batching import StepEpisodes
@@ -46,6 +47,18 @@ class ProbeLearner(LearnerWorker):
     def masters(self) -> dict[str, Any]:
         """The optimizer's float32 weights."""
         return {n: zero.master_weight(p).cpu().numpy().copy() for n, p in self._named().items()}
+
+
+@dataclass(frozen=True)
+class Flaky(Environment):
+    """Fails for two samples of every prompt in training, for one of them after it has begun."""
+
+    async def play(self, transcript: Transcript) -> None:
+        if transcript.prompt.sample == 3:
+            raise RuntimeError("no luck with sample 3")
+        await transcript.sample()
+        if transcript.prompt.sample == 7:
+            raise RuntimeError("no luck with sample 7")
 
 
 def random_episodes(
