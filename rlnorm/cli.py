@@ -189,7 +189,7 @@ def prepare(
     if what == "tiny-search":
         from rlnorm.prepare.tiny_search import prepare_tiny_search
 
-        say(f"Making a tiny model that can search, and its world, in {folder} (minutes).")
+        say(f"Making a tiny model that can search, and its world, in {folder} (seconds).")
         made = prepare_tiny_search(folder, seed)
         say(f"{made['parameters']:,} parameters, {made['warm_start_steps']} supervised steps.")
         return

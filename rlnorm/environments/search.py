@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from rlnorm.environments.interface import Environment, Transcript
-from rlnorm.environments.retrieval import Passage, Retriever, build_retriever
+from rlnorm.environments.retrieval import Passage, build_retriever
 from rlnorm.errors import UserError
 
 CALL, CALL_END, ANSWER_END = "<search>", "</search>", "</answer>"
@@ -21,7 +21,7 @@ CALL, CALL_END, ANSWER_END = "<search>", "</search>", "</answer>"
 MARKS = re.compile(r"</?(?:search|information|answer|think)>")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Search(Environment):
     """Turns of thinking and searching, then an answer (Search-R1, arXiv 2503.09516).
 
@@ -59,7 +59,6 @@ class Search(Environment):
         "\n<information>No more than {max_searches} searches: answer now.</information>\n"
     )
     stratum: str = "searches"
-    _started: list[Retriever] = field(init=False, default_factory=list)
 
     has_strata: ClassVar[bool] = True
     has_steps: ClassVar[bool] = True
@@ -76,7 +75,7 @@ class Search(Environment):
             )
         if "{passages}" not in self.information_template:
             raise ValueError("information_template has no {passages}")
-        self._counter()
+        self._count = self._counter()
 
     def check(self) -> None:
         if not self.retriever:
@@ -87,9 +86,8 @@ class Search(Environment):
         build_retriever(self.retriever).check()
 
     async def start(self) -> None:
-        retriever = build_retriever(self.retriever)
-        await retriever.start()
-        self._started.append(retriever)
+        self._retriever = build_retriever(self.retriever)
+        await self._retriever.start()
 
     async def play(self, transcript: Transcript) -> None:
         searches = malformed = 0
@@ -106,12 +104,12 @@ class Search(Environment):
                 answer = _fill(self.exhausted_message, {"max_searches": str(self.max_searches)})
             else:
                 searches += 1
-                found = await self._started[0].search(query.strip(), self.top_k)
+                found = await self._retriever.search(query.strip(), self.top_k)
                 answer = _fill(self.information_template, {"passages": self._written(found)})
             if turn == self.max_turns - 1 or not transcript.write(answer):
                 break
         transcript.metadata |= {"searches": searches, "malformed": malformed}
-        transcript.stratum = self._counter()(transcript)
+        transcript.stratum = self._count(transcript)
 
     def _written(self, passages: list[Passage]) -> str:
         return "".join(

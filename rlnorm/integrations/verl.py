@@ -39,7 +39,7 @@ NAMES = (
     "stratified",
 )
 
-# By these verl divides the sum over tokens; see `Estimator`.
+# How verl must average the loss over tokens; see `estimator`.
 AGG_MODE = "token-mean"
 AGG_MODE_KEY = "actor_rollout_ref.actor.loss_agg_mode"
 

@@ -17,11 +17,12 @@ def prepare_once(
     """Let `make` fill a temporary folder, then put it in place with a record of the settings.
 
     Returns what `make` said of it; a folder already made with these settings is left as it is.
+    Empty settings are those of a folder that can be made in one way only.
     """
     record = folder / "prepared.json"
     if record.is_file():
         made: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        if made["settings"] == settings:
+        if made.get("settings", {}) == settings:
             return {**made, "fresh": False}
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

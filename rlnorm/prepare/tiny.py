@@ -169,19 +169,15 @@ def warm_start(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
     accuracy, share = 0.0, settings.right
     for step in range(1, settings.max_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * min(1.0, step / settings.warmup)
         chosen = torch.randint(len(train), (settings.batch,), generator=generator)
         take_right = torch.rand(settings.batch, 1, generator=generator) < share
         ids, labels = (
             torch.where(take_right, one[chosen], other[chosen])
             for one, other in zip(right, wrong, strict=True)
         )
-        loss = model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        supervised_step(
+            model, optimizer, settings.lr * min(1.0, step / settings.warmup), ids, labels
+        )
         if step % settings.check_every == 0:
             accuracy = _greedy_share(model, *held_right)
             learned = accuracy + _greedy_share(model, *held_wrong)
@@ -190,6 +186,21 @@ def warm_start(
                     break
                 share += settings.steer if accuracy < settings.low else -settings.steer
     return step, accuracy
+
+
+def supervised_step(
+    model: Any, optimizer: torch.optim.Optimizer, lr: float, ids: Tensor, labels: Tensor
+) -> Tensor:
+    """One step on [B, T] token ids and labels; the logits [B, T, vocabulary] before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    output = model(input_ids=ids, labels=labels)
+    optimizer.zero_grad()
+    output.loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    logits: Tensor = output.logits
+    return logits
 
 
 def _right(a: int, b: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlnorm.files import write_text
 from rlnorm.prepare.once import prepare_once
-from rlnorm.prepare.tiny import make_model, make_tokenizer
+from rlnorm.prepare.tiny import make_model, make_tokenizer, supervised_step
 
 WORDS = ["<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>"]
 # the search engine knows these as English words that mean nothing
@@ -121,8 +121,6 @@ def _warm_start(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
     names, learned = possible_names(), 0.0
     for step in range(1, settings.max_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * min(1.0, step / settings.warmup)
         # any names, each time other friends: what is found must be read, not remembered
         rows = [
             demonstration(
@@ -133,13 +131,10 @@ def _warm_start(
             for _ in range(settings.batch)
         ]
         ids, labels = _encode(tokenizer, rows)
-        output = model(input_ids=ids, labels=labels)
-        optimizer.zero_grad()
-        output.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        lr = settings.lr * min(1.0, step / settings.warmup)
+        logits = supervised_step(model, optimizer, lr, ids, labels)
         if step % settings.check_every == 0:
-            learned = _share_learned(output.logits, labels, tokenizer)
+            learned = _share_learned(logits, labels, tokenizer)
             if learned >= settings.learned:
                 break
     return step, learned

@@ -1,10 +1,12 @@
-"""What a reward is: responses and gold answers in, one number each out. No reward lives here."""
+"""What scores: what a reward is, responses and gold answers in, one number each out; and what it
+shares with a judge of steps. No reward lives here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -20,21 +22,13 @@ class Scores:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-class Reward(ABC):
-    """A named reward of the environment; a context manager that ends its processes."""
+class Scorer(ABC):  # noqa: B024  (what it does is its subclasses' affair)
+    """A context manager that ends what it holds."""
 
-    @abstractmethod
-    def score(self, golds: list[str], responses: list[str]) -> Scores:
-        """Score responses against gold answers, pair by pair."""
+    def close(self) -> None:  # noqa: B027  (most hold nothing)
+        """End whatever it holds, such as processes. May be called twice."""
 
-    def check_golds(self, golds: list[str]) -> list[bool]:
-        """Whether each gold answer can be matched by any response at all."""
-        return [True] * len(golds)
-
-    def close(self) -> None:  # noqa: B027  (most rewards hold nothing)
-        """End whatever processes the reward holds."""
-
-    def __enter__(self) -> Reward:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -44,3 +38,15 @@ class Reward(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Reward(Scorer):
+    """A named reward of the environment."""
+
+    @abstractmethod
+    def score(self, golds: list[str], responses: list[str]) -> Scores:
+        """Score responses against gold answers, pair by pair."""
+
+    def check_golds(self, golds: list[str]) -> list[bool]:
+        """Whether each gold answer can be matched by any response at all."""
+        return [True] * len(golds)

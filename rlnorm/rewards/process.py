@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar
 
-from rlnorm.rewards.interface import Scores
+from rlnorm.rewards.interface import Scorer, Scores
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class JudgedStep:
     step: str
 
 
-class StepJudge(ABC):
+class StepJudge(Scorer):
     """Gives process rewards to the steps of episodes: p_t of PPR (arXiv 2509.25598), which the
-    shaping `renorm` calibrates by the outcome. A context manager that ends what it holds.
+    shaping `renorm` calibrates by the outcome.
 
     A subclass is a dataclass whose fields are its settings; its constructor refuses wrong ones
     with ValueError.
@@ -47,17 +46,3 @@ class StepJudge(ABC):
             Values in [0, 1] or None, one per step and in their order. The counts name what became
             of each step and add up to the number of steps; "scored" is the number of values.
         """
-
-    def close(self) -> None:  # noqa: B027  (some judges hold nothing)
-        """End whatever the judge holds. May be called twice."""
-
-    def __enter__(self) -> StepJudge:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -98,7 +98,6 @@ class RolloutPool:
         Args:
             rewards: the reward worker.
             scoring_timeout_s: seconds scoring may take once sampling is done.
-
         """
         blocks = self.sample(dataset, requests, sampling)
         scored = [rewards.score.remote(block) for block in blocks]
